@@ -1,1 +1,5 @@
+//! kvpin: an edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
 
+pub mod config;
+pub mod conversation;
+pub mod sim;

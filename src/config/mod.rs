@@ -1,0 +1,1 @@
+//! YAML text to a validated configuration.

@@ -1,0 +1,1 @@
+//! Who is speaking: what a request says of its model and its conversation.
