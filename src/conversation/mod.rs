@@ -1,1 +1,3 @@
 //! Who is speaking: what a request says of its model and its conversation.
+pub mod key;
+pub use key::ConversationKey;

@@ -1,0 +1,68 @@
+//! Looking for the model and the session in a body as it arrives, whatever its media type.
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+use crate::conversation::{Fields, FormScanner, Progress, Scanner, Wanted};
+
+/// A search in one body.
+#[derive(Debug)]
+pub enum BodySearch {
+    Json(Scanner),
+    /// `multipart/form-data`: audio uploads.
+    Form(FormScanner),
+    /// A compressed body: kvpin doesn't look into it.
+    Opaque(Fields),
+}
+
+impl BodySearch {
+    /// Chooses by the media type. Anything that isn't a form is taken for JSON, as vLLM does.
+    pub fn new(headers: &HeaderMap, wanted: Wanted) -> Self {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
+            return BodySearch::Opaque(Fields::default());
+        }
+        match text(CONTENT_TYPE).and_then(FormScanner::from_content_type) {
+            Some(form) => BodySearch::Form(form),
+            None => BodySearch::Json(Scanner::new(wanted)),
+        }
+    }
+
+    pub fn feed(&mut self, chunk: &[u8]) {
+        match self {
+            BodySearch::Json(scanner) => {
+                scanner.feed(chunk);
+            }
+            BodySearch::Form(form) => {
+                form.feed(chunk);
+            }
+            BodySearch::Opaque(_) => {}
+        }
+    }
+
+    /// Whether more of the body could not change what is known.
+    pub fn is_over(&self) -> bool {
+        match self {
+            BodySearch::Json(scanner) => scanner.progress() != Progress::More,
+            BodySearch::Form(form) => form.progress() != Progress::More,
+            BodySearch::Opaque(_) => true,
+        }
+    }
+
+    /// Whether the body surely goes on: its JSON or its form has not ended.
+    pub fn is_inside(&self) -> bool {
+        match self {
+            BodySearch::Json(scanner) => scanner.is_inside(),
+            BodySearch::Form(form) => form.is_inside(),
+            BodySearch::Opaque(_) => false,
+        }
+    }
+
+    pub fn fields(&self) -> &Fields {
+        match self {
+            BodySearch::Json(scanner) => scanner.fields(),
+            BodySearch::Form(form) => form.fields(),
+            BodySearch::Opaque(fields) => fields,
+        }
+    }
+}
