@@ -1,5 +1,4 @@
-//! kvpin: an edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
-
+//! kvpin
 pub mod balancer;
 pub mod config;
 pub mod conversation;
