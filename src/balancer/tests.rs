@@ -331,7 +331,7 @@ fn policy() -> Policy {
 
 fn turn(conversation: u64) -> Turn<'static> {
     Turn {
-        conversation: Some(ConversationKey::from_raw(conversation)),
+        conversation: Some(ConversationKey(conversation)),
         kind: TurnKind::Conversation,
         client_pin: None,
         ranks: Ranks::Obeyed,
@@ -378,7 +378,7 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
         Event::Arrive { conversation, kind, client_pin, tried } => {
             let tried: Vec<_> = tried.iter().map(|index| id(*index)).collect();
             let turn = Turn {
-                conversation: conversation.map(ConversationKey::from_raw),
+                conversation: conversation.map(ConversationKey),
                 kind: *kind,
                 client_pin: client_pin.map(id),
                 ranks: Ranks::Obeyed,
