@@ -25,6 +25,8 @@ mod literal;
 mod multipart;
 mod parameter;
 mod path;
+#[cfg(test)]
+mod properties;
 mod scanner;
 mod session;
 mod skip;
