@@ -348,6 +348,10 @@ fn a_refusal_names_line_path_and_reason() {
             "line 5: models.m.replicas[1].name: another replica is named `x/1` already",
         ),
         (with_model("    balancing: engine\n"), "line 3: models.m.balancing: it says who chooses without affinity"),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        name: x x\n        data_parallel_size: 2\n"),
+            "line 5: models.m.replicas[0].name: the name `x x` has other than",
+        ),
         // Addresses.
         (with_top("listen: localhost:8080\n"), "line 1: listen: `localhost:8080` is not an IP address with a port"),
         (with_top("listen: 8080\n"), "line 1: listen: invalid type"),
