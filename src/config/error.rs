@@ -1,6 +1,6 @@
 //! What is wrong with a file, and where.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::Path as FilePath;
 
 use super::bounds::{Bound, Number};
@@ -93,9 +93,10 @@ impl fmt::Display for Problem {
             write!(f, "line {line}: ")?;
         }
         if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+            write_in_line(f, &self.path)?;
+            f.write_str(": ")?;
         }
-        f.write_str(&self.reason)
+        write_in_line(f, &self.reason)
     }
 }
 
@@ -156,4 +157,16 @@ impl Problems {
         }
         ConfigError { problems }
     }
+}
+
+/// Paths and reasons quote the file, whose control characters must not break the line or reach a terminal.
+fn write_in_line(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for c in text.chars() {
+        if c.is_control() {
+            write!(f, "{}", c.escape_default())?;
+        } else {
+            f.write_char(c)?;
+        }
+    }
+    Ok(())
 }

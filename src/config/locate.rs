@@ -306,6 +306,11 @@ impl<'de> Visitor<'de> for Form<'_> {
         Ok(())
     }
 
+    /// How serde_yaml shows a text without any value.
+    fn visit_none<E: Error>(self) -> Result<(), E> {
+        self.visit_unit()
+    }
+
     fn visit_unit<E: Error>(self) -> Result<(), E> {
         Err(self.refuse(Refused::Absent(self.path.clone())))
     }

@@ -209,13 +209,14 @@ fn replicas(
     let mut names = BTreeSet::new();
     for server in servers {
         let added = server.replicas(ranks);
-        // One of a server's ranks speaks for the others: their names differ in digits only.
-        let reason = added.iter().rev().find_map(|replica| {
-            let taken = || format!("another replica is named `{}` already", replica.name);
-            replica_name(&replica.name)
-                .err()
-                .or_else(|| names.contains(&replica.name).then(taken))
-        });
+        let taken = added.iter().find(|replica| names.contains(&replica.name));
+        // The last rank has the longest name.
+        let checked = [Some(&server.name), added.last().map(|last| &last.name)];
+        let reason = checked
+            .into_iter()
+            .flatten()
+            .find_map(|name| replica_name(name).err())
+            .or(taken.map(|taken| format!("another replica is named `{}` already", taken.name)));
         if let Some(reason) = reason {
             problems.add(server.path.key("name"), reason);
         }
@@ -236,7 +237,7 @@ fn too_many(path: Path, replicas: usize, problems: &mut Problems) {
 /// The names travel in a header, where a comma would separate them.
 fn replica_name(name: &str) -> Result<(), String> {
     let max = bounds::REPLICA_NAME_BYTES_MAX;
-    if name.is_empty() || name.starts_with('/') {
+    if name.is_empty() {
         return Err("the name is empty".to_owned());
     }
     if name.len() > max {

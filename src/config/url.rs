@@ -140,7 +140,7 @@ mod tests {
         for (url, reason) in [
             ("127.0.0.1:8000", "write http://127.0.0.1:8000"),
             ("https://127.0.0.1:8000", "TLS towards replicas"),
-            ("unix:///tmp/vllm", "scheme `unix`"),
+            ("unix:///run/vllm", "scheme `unix`"),
             ("http://127.0.0.1:8000/v1", "without `/v1`"),
             ("http://127.0.0.1:8000/v1?x=/", "without `/v1`"),
             ("http://127.0.0.1:8000?x", "query"),
