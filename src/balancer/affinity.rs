@@ -97,10 +97,6 @@ impl Affinity {
         self.active.len() + self.idle.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// How many conversations `replica` holds.
     pub fn held(&self, replica: ReplicaId) -> Held {
         self.held.get(replica.index()).copied().unwrap_or_default()
@@ -139,7 +135,8 @@ impl Affinity {
         }
     }
 
-    /// Ages a bounded number of pins: active ones become idle, idle ones past their age are forgotten.
+    /// Ages a bounded number of pins: active ones become idle, idle ones past their age, or over a bound that a reload
+    /// has lowered, are forgotten.
     pub fn sweep(&mut self, now: Duration) {
         for _ in 0..SWEEP_MAX {
             let Some((&key, pin)) = self.active.front() else { break };
@@ -155,7 +152,7 @@ impl Affinity {
         }
         for _ in 0..SWEEP_MAX {
             let Some((&key, pin)) = self.idle.front() else { break };
-            if now.saturating_sub(pin.last_used) <= self.bounds.idle_max {
+            if now.saturating_sub(pin.last_used) <= self.bounds.idle_max && self.len() <= self.bounds.entries_max {
                 break;
             }
             self.take(key);
@@ -209,6 +206,5 @@ impl Affinity {
             }
         }
         assert_eq!(held, self.held, "the counts do not agree with the pins");
-        assert!(self.len() <= self.bounds.entries_max.max(1));
     }
 }

@@ -226,6 +226,16 @@ impl RequestBody {
     }
 }
 
+/// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
+/// limit, nor one that its client holds back until it is told to go on.
+pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
+    if session.is_body_done() {
+        return true;
+    }
+    let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
+    !waits && announced_length(session).is_none_or(|length| length <= limits.body_bytes_max)
+}
+
 fn joined(first: &Bytes, second: &Bytes) -> Bytes {
     let mut whole = BytesMut::with_capacity(first.len() + second.len());
     whole.extend_from_slice(first);
@@ -250,7 +260,7 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_read_timeout(Some(limits.body_timeout));
     session.set_write_timeout(Some(limits.write_timeout));
     session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
-    session.set_total_drain_timeout(DRAIN_MAX);
+    session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 
 /// How long the rest of a refused request's body is read to keep its connection.

@@ -19,9 +19,16 @@ pub enum Dialect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Goes to a replica.
-    Engine { dialect: Dialect, kind: TurnKind, ranks: Ranks },
+    Engine(Route),
     /// Answered by kvpin.
     Local(Local),
+}
+
+/// What an endpoint of the engine means for the choice of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub kind: TurnKind,
+    pub ranks: Ranks,
 }
 
 /// What kvpin answers itself.
@@ -51,28 +58,25 @@ impl Endpoint {
     pub fn find(method: &Method, path: &str) -> Result<Endpoint, NotServed> {
         let endpoint = Self::of_path(path).ok_or(NotServed::Path)?;
         let allowed = match endpoint {
-            Endpoint::Engine { .. } => POST,
+            Endpoint::Engine(_) => POST,
             Endpoint::Local(_) => GET,
         };
         let fits = match endpoint {
-            Endpoint::Engine { .. } => method == Method::POST,
+            Endpoint::Engine(_) => method == Method::POST,
             Endpoint::Local(_) => method == Method::GET || method == Method::HEAD,
         };
         if fits { Ok(endpoint) } else { Err(NotServed::Method { allowed }) }
     }
 
     fn of_path(path: &str) -> Option<Endpoint> {
-        use Dialect::{Anthropic, OpenAi};
         use TurnKind::{Conversation, Side};
-        let engine = |dialect, kind, ranks| Some(Endpoint::Engine { dialect, kind, ranks });
+        let engine = |kind, ranks| Some(Endpoint::Engine(Route { kind, ranks }));
         match path {
-            "/v1/messages" => engine(Anthropic, Conversation, Ranks::Obeyed),
-            "/v1/chat/completions" | "/v1/completions" => engine(OpenAi, Conversation, Ranks::Obeyed),
+            "/v1/messages" | "/v1/chat/completions" | "/v1/completions" => engine(Conversation, Ranks::Obeyed),
             // vLLM up to 0.32 takes no rank from the header on these, wherever the turn ought to go.
             "/v1/responses" | "/v1/embeddings" | "/v1/rerank" | "/v2/rerank" | "/rerank" | "/v1/score" | "/score"
-            | "/v1/audio/transcriptions" | "/v1/audio/translations" => engine(OpenAi, Conversation, Ranks::Ignored),
-            "/v1/messages/count_tokens" => engine(Anthropic, Side, Ranks::Ignored),
-            "/tokenize" | "/detokenize" => engine(OpenAi, Side, Ranks::Ignored),
+            | "/v1/audio/transcriptions" | "/v1/audio/translations" => engine(Conversation, Ranks::Ignored),
+            "/v1/messages/count_tokens" | "/tokenize" | "/detokenize" => engine(Side, Ranks::Ignored),
             "/health" => Some(Endpoint::Local(Local::Health)),
             "/v1/models" => Some(Endpoint::Local(Local::Models)),
             "/" | "/api/hello" => Some(Endpoint::Local(Local::Hello)),
@@ -95,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_turn_endpoint_takes_post_only() {
-        assert!(matches!(Endpoint::find(&Method::POST, "/v1/messages"), Ok(Endpoint::Engine { .. })));
+        assert!(matches!(Endpoint::find(&Method::POST, "/v1/messages"), Ok(Endpoint::Engine(_))));
         assert_eq!(Endpoint::find(&Method::GET, "/v1/messages"), Err(NotServed::Method { allowed: "POST" }));
     }
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::balancer::{Balancer, Ranks, ReplicaId, TurnKind};
-use crate::conversation::{ConversationKey, Fields, Identity};
+use crate::balancer::{Balancer, ReplicaId};
+use crate::conversation::{Explicit, Fields};
 use crate::dispatch::{Model, Routing, Table};
 
 use super::context::EngineRequest;
+use super::endpoint::Route;
 use super::refusal::{Refusal, served_names};
 
 /// Names the replica that a client wants.
@@ -21,10 +22,10 @@ const NO_SCOPE: &[u8] = b"";
 
 /// The model that a request is for.
 pub fn choose_model(table: &Table, fields: &Fields) -> Result<Arc<Model>, Refusal> {
-    if fields.has_second_model() {
+    if fields.duplicate_model {
         return Err(Refusal::TwoModels);
     }
-    match fields.model() {
+    match fields.model.name() {
         Some(name) => table.find(name).cloned().ok_or_else(|| Refusal::UnknownModel {
             named: name.to_owned(),
             served: served_names(&table.models),
@@ -34,23 +35,24 @@ pub fn choose_model(table: &Table, fields: &Fields) -> Result<Arc<Model>, Refusa
     }
 }
 
+/// What is known of a request once its model and session are.
+pub struct Asked {
+    pub route: Route,
+    pub model: Arc<Model>,
+    pub conversation: Option<Explicit>,
+}
+
 /// Puts together what the balancer needs to know.
-pub fn engine_request(
-    routing: &Routing,
-    model: Arc<Model>,
-    identity: Option<Identity>,
-    headers: &HeaderMap,
-) -> Result<EngineRequest, Refusal> {
+pub fn engine_request(routing: &Routing, headers: &HeaderMap, asked: Asked) -> Result<EngineRequest, Refusal> {
+    let Asked { route, model, conversation } = asked;
     let client_pin = if model.client_pins { client_pin(&model, headers)? } else { None };
-    let conversation = identity
-        .as_ref()
-        .map(|identity| ConversationKey::new(routing.key_secret(), NO_SCOPE, &model.name, identity));
+    let key = conversation.as_ref().map(|explicit| routing.key_secret().key(NO_SCOPE, &model.name, explicit));
     Ok(EngineRequest {
         model,
-        kind: TurnKind::Conversation,
-        ranks: Ranks::Obeyed,
-        conversation,
-        source: identity.map(|identity| identity.source),
+        kind: route.kind,
+        ranks: route.ranks,
+        conversation: key,
+        source: conversation.map(|explicit| explicit.source),
         client_pin,
     })
 }

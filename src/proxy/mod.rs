@@ -36,7 +36,7 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 
 use crate::balancer::{DownReason, Health, Outcome};
-use crate::conversation::{self, Wanted};
+use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
@@ -44,8 +44,9 @@ pub use context::{Context, OpenRequests};
 pub use memory::Budget;
 
 use body::{Reader, RequestBody};
-use endpoint::{Dialect, Endpoint, NotServed};
-use identify::{RANK_HEADER, REPLICA_HEADER};
+use context::EngineRequest;
+use endpoint::{Dialect, Endpoint, NotServed, Route};
+use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
 use refusal::Refusal;
 use search::BodySearch;
 
@@ -115,7 +116,7 @@ impl ProxyHttp for Proxy {
         peer.options.write_timeout = Some(limits.write_timeout);
         peer.options.idle_timeout = Some(UPSTREAM_IDLE);
         peer.options.tcp_keepalive = Some(TCP_KEEPALIVE);
-        debug_assert!(session.response_written().is_none());
+        debug_assert!(!has_answered(session));
         Ok(Box::new(peer))
     }
 
@@ -202,7 +203,7 @@ impl ProxyHttp for Proxy {
         client_reused: bool,
     ) -> Box<Error> {
         let retry = match error.esource() {
-            ErrorSource::Upstream if session.response_written().is_none() => {
+            ErrorSource::Upstream if !has_answered(session) => {
                 let stale = client_reused && !context.reconnected && can_replay(session, context);
                 context.reconnected |= stale;
                 stale || self.try_elsewhere(session, context)
@@ -215,7 +216,7 @@ impl ProxyHttp for Proxy {
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
         let refusal = context.refusal.clone().unwrap_or_else(|| refusal_of(error, context));
-        if session.response_written().is_none() && can_still_be_told(error) {
+        if !has_answered(session) && can_still_be_told(error) {
             let answered = self.refuse(session, context, refusal.clone()).await;
             debug_assert!(answered.is_ok() || answered.is_err_and(|error| *error.esource() == ErrorSource::Downstream));
         }
@@ -261,46 +262,51 @@ enum Admitted {
 
 impl Proxy {
     /// Takes a request in: finds out what it is for, and takes a slot for it.
-    async fn admit(&self, session: &mut Session, context: &mut Context) -> Result<Admitted, Refusal> {
+    async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
         check_head(session, table.config.limits.head_bytes_max)?;
-        let (kind, ranks) = match find_endpoint(session)? {
-            Endpoint::Engine { kind, ranks, .. } => (kind, ranks),
+        let route = match find_endpoint(session)? {
+            Endpoint::Engine(route) => route,
             Endpoint::Local(local) => {
                 local::serve(session, &table, local).await.map_err(|_| Refusal::BodyCutShort)?;
                 return Ok(Admitted::Answered);
             }
         };
-        self.identify(session, context, &table).await?;
-        if let Some(request) = &mut context.request {
-            request.kind = kind;
-            request.ranks = ranks;
-        }
+        let (request, body) = self.read_request(session, &table, route).await?;
+        context.request = Some(request);
+        context.body = Some(body);
         context.acquire()?;
         Ok(Admitted::ToReplica)
     }
 
     /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
-    async fn identify(&self, session: &mut Session, context: &mut Context, table: &Table) -> Result<(), Refusal> {
-        let named = conversation::identify_head(&session.req_header().headers);
+    async fn read_request(
+        &self,
+        session: &mut Session,
+        table: &Table,
+        route: Route,
+    ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
+        let named = headers_name_session(&session.req_header().headers);
         let wanted = if named.is_some() { Wanted::Model } else { Wanted::ModelAndSession };
         let mut search = BodySearch::new(&session.req_header().headers, wanted);
         let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
         reader.until_answered().await?;
         reader.for_replay().await?;
         let body = reader.finish()?;
-        let model = identify::choose_model(table, search.fields())?;
-        let identity = named.or_else(|| conversation::identify_body(search.fields()));
         let headers = &session.req_header().headers;
-        context.request = Some(identify::engine_request(&self.routing, model, identity, headers)?);
-        context.body = Some(body);
-        Ok(())
+        let model = choose_model(table, search.fields())?;
+        let conversation = conversation::identify(headers, search.fields()).conversation;
+        let request = engine_request(&self.routing, headers, Asked { route, model, conversation })?;
+        Ok((request, body))
     }
 
     /// Answers a request with an error of kvpin's own.
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) -> Result<()> {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
-        if !refusal.keeps_connection() {
+        if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
+            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer.
+            session.set_close_on_response_before_downstream_finish(false);
+        } else {
             session.set_keepalive(None);
         }
         let answer = refusal.answer(context.dialect);
@@ -325,18 +331,23 @@ impl Proxy {
     }
 }
 
-fn check_head(session: &Session, bytes_max: usize) -> Result<(), Refusal> {
+fn check_head(session: &Session, bytes_max: usize) -> std::result::Result<(), Refusal> {
     let head = session.req_header();
     let lines: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
     if lines + head.raw_path().len() > bytes_max { Err(Refusal::HeadTooLarge { bytes_max }) } else { Ok(()) }
 }
 
-fn find_endpoint(session: &Session) -> Result<Endpoint, Refusal> {
+fn find_endpoint(session: &Session) -> std::result::Result<Endpoint, Refusal> {
     let head = session.req_header();
     Endpoint::find(&head.method, head.uri.path()).map_err(|reason| match reason {
         NotServed::Path => Refusal::UnknownPath,
         NotServed::Method { allowed } => Refusal::WrongMethod { allowed },
     })
+}
+
+/// Whether a response has begun. A `100 Continue` is none.
+fn has_answered(session: &Session) -> bool {
+    session.response_written().is_some_and(|head| !head.status.is_informational())
 }
 
 fn can_replay(session: &mut Session, context: &Context) -> bool {

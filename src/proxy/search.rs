@@ -22,7 +22,7 @@ impl BodySearch {
         if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
             return BodySearch::Opaque(Fields::default());
         }
-        match text(CONTENT_TYPE).and_then(FormScanner::from_content_type) {
+        match text(CONTENT_TYPE).and_then(FormScanner::new) {
             Some(form) => BodySearch::Form(form),
             None => BodySearch::Json(Scanner::new(wanted)),
         }
@@ -42,19 +42,19 @@ impl BodySearch {
 
     /// Whether more of the body could not change what is known.
     pub fn is_over(&self) -> bool {
-        match self {
-            BodySearch::Json(scanner) => scanner.progress() != Progress::More,
-            BodySearch::Form(form) => form.progress() != Progress::More,
-            BodySearch::Opaque(_) => true,
-        }
+        self.progress() != Progress::More
     }
 
     /// Whether the body surely goes on: its JSON or its form has not ended.
     pub fn is_inside(&self) -> bool {
+        matches!(self.progress(), Progress::More | Progress::Answered)
+    }
+
+    fn progress(&self) -> Progress {
         match self {
-            BodySearch::Json(scanner) => scanner.is_inside(),
-            BodySearch::Form(form) => form.is_inside(),
-            BodySearch::Opaque(_) => false,
+            BodySearch::Json(scanner) => scanner.progress(),
+            BodySearch::Form(form) => form.progress(),
+            BodySearch::Opaque(_) => Progress::Unreadable,
         }
     }
 
