@@ -107,9 +107,7 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
         kind: Kind::Gauge,
         help: "Conversations that are pinned to the replica; idle ones had no turn for a minute.",
         label: "state",
-        values: |replica| {
-            vec![("active", f64::from(replica.held.active)), ("idle", f64::from(replica.held.idle))]
-        },
+        values: |replica| vec![("active", f64::from(replica.held.active)), ("idle", f64::from(replica.held.idle))],
     },
     Family {
         name: "kvpin_spill_threshold_turns",

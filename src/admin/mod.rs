@@ -8,6 +8,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use http::{Method, Response, StatusCode, header};
 use log::error;
 use pingora::apps::http_app::ServeHttp;
+use pingora::listeners::{L4BufferSettings, ListenerConfig};
 use pingora::protocols::http::ServerSession;
 use pingora::services::listening::Service;
 use serde_json::json;
@@ -64,9 +66,13 @@ const CONTENTS: &str = concat!(
      /health         200 as long as the process lives\n"
 );
 
-/// The admin listener as one of Pingora's services. The caller adds the address.
-pub fn service(routing: Arc<Routing>, count_open: CountOpen) -> Service<Admin> {
-    Service::new("kvpin admin".to_owned(), Admin { routing, count_open })
+/// The admin listener as one of Pingora's services.
+pub fn service(routing: Arc<Routing>, address: SocketAddr, count_open: CountOpen) -> Service<Admin> {
+    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, count_open });
+    // Without a write buffer the head of a response leaves even if no body follows it.
+    let buffer = L4BufferSettings::default().write(0);
+    service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
+    service
 }
 
 #[async_trait]

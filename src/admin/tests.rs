@@ -79,7 +79,6 @@ fn ranked() -> Balancer {
     }
     let mut running = balancer.arrive(&turn(1), at(5)).unwrap();
     balancer.served(&mut running, at(5));
-    std::mem::forget(running);
     let scrape = Scrape {
         at: at(6),
         running: 1,
@@ -189,7 +188,6 @@ fn a_name_that_went_to_another_engine_is_one_series_while_the_old_one_finishes()
     assert_eq!(serve(&mut balancer, &turn(2), at(7)), id);
     let mut running = balancer.arrive(&turn(2), at(7)).unwrap();
     balancer.served(&mut running, at(7));
-    std::mem::forget(running);
     let view = View { models: vec![(model("big"), balancer.snapshot(at(8)))], ..view() };
     let series = series(&text(&view));
     let gpu = r#"model="big",replica="gpu/0""#;

@@ -287,7 +287,8 @@ vllm:cache_config_info{block_size="32",engine="1",kv_cache_size_tokens="None",nu
 
     #[test]
     fn a_server_cannot_make_kvpin_hold_engines_without_bound() {
-        let text: String = (0..2_000).map(|index| format!("vllm:num_requests_running{{engine=\"{index}\"}} 1\n")).collect();
+        let text: String =
+            (0..2_000).map(|index| format!("vllm:num_requests_running{{engine=\"{index}\"}} 1\n")).collect();
         assert_eq!(parse(&text).len(), ENGINES_MAX);
     }
 

@@ -27,9 +27,8 @@ pub struct Replica {
 pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
     let mut servers = BTreeMap::new();
     for model in &table.models {
-        let specs: Vec<_> = model
-            .dispatcher
-            .with(|balancer, _| balancer.specs().map(|(id, spec)| (id, Arc::clone(spec))).collect());
+        let specs: Vec<_> =
+            model.dispatcher.with(|balancer, _| balancer.specs().map(|(id, spec)| (id, Arc::clone(spec))).collect());
         for (id, spec) in specs {
             let server = servers.entry(spec.address).or_insert_with(|| Server {
                 address: spec.address,
@@ -45,8 +44,6 @@ pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
 impl Replica {
     /// Runs `f` on the replica's balancer. `None` if a reload has meanwhile given the replica's id to another engine.
     pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> Option<R> {
-        self.model
-            .dispatcher
-            .with(|balancer, now| balancer.is_engine_of(self.id, &self.spec).then(|| f(balancer, now)))
+        self.model.dispatcher.with(|balancer, now| balancer.is_engine_of(self.id, &self.spec).then(|| f(balancer, now)))
     }
 }
