@@ -90,7 +90,11 @@ impl<'a> Reader<'a> {
         self.invite_body().await?;
         while !self.search.is_over() && !self.session.is_body_done() {
             let Some(chunk) = self.next_chunk().await? else { break };
-            self.search.feed(&chunk);
+            if self.length.is_some() {
+                self.search.skim(&chunk);
+            } else {
+                self.search.feed(&chunk);
+            }
             if !self.keep(&chunk) {
                 return Err(Refusal::OutOfMemory);
             }

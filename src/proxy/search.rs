@@ -5,6 +5,10 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 use crate::conversation::{Fields, FormScanner, Progress, Scanner, Wanted};
 
+/// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
+/// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
+const SECOND_MODEL_BYTES: usize = 4096;
+
 /// A search in one body.
 #[derive(Debug)]
 pub enum BodySearch {
@@ -28,6 +32,20 @@ impl BodySearch {
         }
     }
 
+    /// Looks through a chunk as far as it takes, and a little further for a second model. What comes after is not looked
+    /// at, so no chunk may follow once the search is over.
+    pub fn skim(&mut self, chunk: &[u8]) {
+        match self {
+            BodySearch::Json(scanner) => {
+                let used = scanner.search(chunk);
+                let rest = &chunk[used..];
+                scanner.feed(&rest[..rest.len().min(SECOND_MODEL_BYTES)]);
+            }
+            BodySearch::Form(_) | BodySearch::Opaque(_) => self.feed(chunk),
+        }
+    }
+
+    /// Looks through a whole chunk, so that the end of the body is seen.
     pub fn feed(&mut self, chunk: &[u8]) {
         match self {
             BodySearch::Json(scanner) => {
