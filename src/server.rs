@@ -81,7 +81,8 @@ impl Server {
 
         let control = runtime("kvpin-admin", 1)?;
         if let Some(address) = admin {
-            let mut page = admin::service(Arc::clone(&routing), address);
+            let counted = open.clone();
+            let mut page = admin::service(Arc::clone(&routing), address, Arc::new(move || counted.count()));
             let admin_shutdown = on_shutdown.clone();
             control.spawn(async move { page.start_service(Some(fds), admin_shutdown, 1).await });
         }

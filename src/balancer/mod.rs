@@ -71,6 +71,27 @@ pub enum MaxNumSeqsSource {
     Assumed,
 }
 
+impl Mode {
+    /// The word used on the status page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Affinity => "affinity",
+            Mode::LeastLoaded => "least_loaded",
+        }
+    }
+}
+
+impl MaxNumSeqsSource {
+    /// The word used on the status page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MaxNumSeqsSource::Configured => "configured",
+            MaxNumSeqsSource::Engine => "engine",
+            MaxNumSeqsSource::Assumed => "assumed",
+        }
+    }
+}
+
 /// A turn that holds a slot on a replica. It must go back through [`Balancer::finish`].
 #[derive(Debug)]
 #[must_use = "a ticket that is dropped leaves its slot taken for ever"]
@@ -192,6 +213,11 @@ impl Balancer {
     /// The configured replicas with their ids, in the order of their ids.
     pub fn specs(&self) -> impl Iterator<Item = (ReplicaId, &Arc<ReplicaSpec>)> {
         self.configured().map(|(id, replica)| (id, &replica.spec))
+    }
+
+    /// Whether `id` is still the engine that `spec` reaches. A reload may give the id of a retired replica to another.
+    pub fn is_engine_of(&self, id: ReplicaId, spec: &ReplicaSpec) -> bool {
+        self.replicas.get(id.index()).is_some_and(|replica| replica.spec.same_engine(spec))
     }
 
     /// The replica that a turn was given: what it is and how it is reached.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::load::{Load, Scrape};
-use super::turn::{Decision, Outcome};
+use super::turn::{Decision, Outcome, Placement};
 
 /// The index of a replica within its model. It stays the same as long as the replica is configured, over reloads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +54,8 @@ pub enum Membership {
 pub struct Counters {
     pub sticky: u64,
     pub placed: u64,
+    /// Those of `placed` whose conversation had to leave another replica for good.
+    pub replaced: u64,
     pub spilled_in: u64,
     pub client_pinned: u64,
     pub unpinned: u64,
@@ -160,6 +162,11 @@ impl Counters {
             Decision::Unpinned { .. } => &mut self.unpinned,
             Decision::Side => &mut self.side,
         } += 1;
+        if let Decision::Placed { reason } = decision
+            && reason != Placement::New
+        {
+            self.replaced += 1;
+        }
     }
 
     pub fn count_outcome(&mut self, outcome: Outcome) {
