@@ -160,8 +160,7 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {
     let conf = ServerConf { upstream_keepalive_pool_size: UPSTREAM_POOL, ..ServerConf::default() };
-    let proxy =
-        Proxy { routing: Arc::clone(routing), open: open.clone(), memory: Arc::new(Budget::default()) };
+    let proxy = Proxy { routing: Arc::clone(routing), open: open.clone(), memory: Arc::new(Budget::default()) };
     let mut proxy = http_proxy(&Arc::new(conf), proxy);
     // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
     proxy.server_options = Some(HttpServerOptions::default());

@@ -23,11 +23,7 @@ struct Verdict {
 /// Exit 1 if the output can't be written.
 pub fn run(config: &Path, json: bool) -> ExitCode {
     let loaded = Config::load(config);
-    let verdict = if json {
-        in_json(&loaded)
-    } else {
-        in_words(config, &loaded)
-    };
+    let verdict = if json { in_json(&loaded) } else { in_words(config, &loaded) };
     match print(&verdict) {
         Ok(()) => verdict.exit,
         Err(_) => ExitCode::FAILURE,
@@ -56,11 +52,7 @@ fn in_words(path: &Path, loaded: &Result<Config, ConfigError>) -> Verdict {
             (String::new(), stderr)
         }
     };
-    Verdict {
-        stdout,
-        stderr,
-        exit: exit(loaded),
-    }
+    Verdict { stdout, stderr, exit: exit(loaded) }
 }
 
 fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
@@ -78,18 +70,12 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "models": [],
         }),
     };
-    Verdict {
-        stdout: format!("{object}\n"),
-        stderr: String::new(),
-        exit: exit(loaded),
-    }
+    Verdict { stdout: format!("{object}\n"), stderr: String::new(), exit: exit(loaded) }
 }
 
 fn errors_json(err: &ConfigError) -> Vec<Value> {
     let problems = err.problems().iter();
-    problems
-        .map(|p| json!({ "line": p.line, "path": p.path, "reason": p.reason }))
-        .collect()
+    problems.map(|p| json!({ "line": p.line, "path": p.path, "reason": p.reason })).collect()
 }
 
 fn model_json(model: &ModelConfig) -> Value {
@@ -221,10 +207,7 @@ prefer separate servers for Codex
         for (keys, expected) in [
             ("spill_threshold: 5", "5: as configured"),
             ("max_num_seqs: 20", "5: a quarter of max_num_seqs 20"),
-            (
-                "aliases: []",
-                "8: a quarter of max_num_seqs 32, which is assumed until the engine tells",
-            ),
+            ("aliases: []", "8: a quarter of max_num_seqs 32, which is assumed until the engine tells"),
         ] {
             let text = format!("models: {{m: {{{keys}, replicas: ['http://127.0.0.1:8000']}}}}");
             let config = Config::from_yaml(&text).expect(keys);
@@ -236,11 +219,7 @@ prefer separate servers for Codex
     fn a_bad_file_leaves_stdout_empty_and_exits_78() {
         let verdict = in_words(Path::new("bad.yaml"), &Config::from_yaml("listen: here\n"));
         assert_eq!(verdict.stdout, "");
-        assert!(
-            verdict
-                .stderr
-                .starts_with("bad.yaml is not a valid configuration:\n")
-        );
+        assert!(verdict.stderr.starts_with("bad.yaml is not a valid configuration:\n"));
         assert!(verdict.stderr.contains("\nline 1: listen: `here` is not"));
         assert_eq!(verdict.exit, ExitCode::from(78));
     }

@@ -36,17 +36,11 @@ impl ConfigError {
     }
 
     pub(super) fn one(problem: Problem) -> Self {
-        Self {
-            problems: vec![problem],
-        }
+        Self { problems: vec![problem] }
     }
 
     pub(super) fn unreadable(path: &FilePath, err: &std::io::Error) -> Self {
-        Self::one(Problem {
-            line: None,
-            path: String::new(),
-            reason: format!("{}: {err}", path.display()),
-        })
+        Self::one(Problem { line: None, path: String::new(), reason: format!("{}: {err}", path.display()) })
     }
 
     /// serde_yaml shows path, message and position as one text only, so they are taken apart here.
@@ -65,11 +59,7 @@ impl ConfigError {
             Some((path, reason)) if !path.contains(' ') => (path, reason),
             Some(_) | None => ("", text.as_str()),
         };
-        Self::one(Problem {
-            line: location.map(|at| at.line()),
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        })
+        Self::one(Problem { line: location.map(|at| at.line()), path: path.to_owned(), reason: reason.to_owned() })
     }
 }
 
@@ -114,17 +104,11 @@ impl Problems {
 
     /// The number given under `parent`, or its default.
     pub(super) fn number(&mut self, parent: &Path, number: &Number, given: Option<u64>) -> u64 {
-        self.within(parent, &number.bound, given)
-            .unwrap_or(number.default)
+        self.within(parent, &number.bound, given).unwrap_or(number.default)
     }
 
     /// The number given under `parent`; one out of bounds is a problem, and counts as not given so that the checks can go on.
-    pub(super) fn within(
-        &mut self,
-        parent: &Path,
-        bound: &Bound,
-        given: Option<u64>,
-    ) -> Option<u64> {
+    pub(super) fn within(&mut self, parent: &Path, bound: &Bound, given: Option<u64>) -> Option<u64> {
         let value = given?;
         if (bound.min..=bound.max).contains(&value) {
             return Some(value);
@@ -141,19 +125,11 @@ impl Problems {
             .found
             .into_iter()
             .take(Self::SHOWN_MAX)
-            .map(|(path, reason)| Problem {
-                line: locate::line_of(text, &path),
-                path: path.to_string(),
-                reason,
-            })
+            .map(|(path, reason)| Problem { line: locate::line_of(text, &path), path: path.to_string(), reason })
             .collect();
         problems.sort_by_key(|problem| problem.line);
         if more > 0 {
-            problems.push(Problem {
-                line: None,
-                path: String::new(),
-                reason: format!("and {more} more problems"),
-            });
+            problems.push(Problem { line: None, path: String::new(), reason: format!("and {more} more problems") });
         }
         ConfigError { problems }
     }

@@ -220,7 +220,10 @@ impl ProxyHttp for Proxy {
             let answered = self.refuse(session, context, refusal.clone()).await;
             debug_assert!(answered.is_ok() || answered.is_err_and(|error| *error.esource() == ErrorSource::Downstream));
         }
-        FailToProxy { error_code: refusal.answer(context.dialect).status, can_reuse_downstream: refusal.keeps_connection() }
+        FailToProxy {
+            error_code: refusal.answer(context.dialect).status,
+            can_reuse_downstream: refusal.keeps_connection(),
+        }
     }
 
     fn suppress_error_log(&self, _session: &Session, _context: &Context, _error: &Error) -> bool {
