@@ -11,121 +11,12 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use thiserror::Error;
 
 use super::cache::BlockCache;
 use super::config::{EngineConfig, EngineConfigError};
+use super::request::{Completion, FinishReason, Request, RequestId, SubmitError, TokenEvent};
 use super::sequence::Sequence;
-
-/// A request as an engine sees it: tokens in, a number of tokens out.
-#[derive(Debug, Clone, Default)]
-pub struct Request {
-    /// The prompt's tokens; at least one.
-    pub prompt: Vec<u32>,
-    /// How many tokens are generated; at least one.
-    pub generate: u32,
-    /// Why generation ends there.
-    pub finish: FinishReason,
-    /// Requests with different salts share no cached block.
-    pub salt: String,
-}
-
-/// Why a reply ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FinishReason {
-    /// The model ended its reply.
-    Stop,
-    /// The reply reached the length that the request allowed.
-    #[default]
-    Length,
-}
-
-/// Names a request within its engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
-
-/// Why a request is not accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum SubmitError {
-    /// There is nothing to compute.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// No token was asked for.
-    #[error("no token was asked for")]
-    NothingToGenerate,
-    /// Prompt and reply together are longer than the model's context.
-    #[error("prompt and reply need {0} tokens")]
-    TooLong(u64),
-}
-
-/// One generated token. `index` 0 is the first of the reply.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenEvent {
-    /// Whose token it is.
-    pub request: RequestId,
-    /// The token itself.
-    pub token: u32,
-    /// Its place in the reply.
-    pub index: u32,
-    /// Prompt tokens that were found in the cache when the request was first scheduled.
-    pub cached_tokens: u32,
-    /// Set on the last token of the reply.
-    pub finished: Option<Completion>,
-}
-
-/// What a finished request used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Of those, the ones that came from the cache.
-    pub cached_tokens: u32,
-    /// Tokens of the reply.
-    pub completion_tokens: u32,
-    /// Why the reply ended.
-    pub reason: FinishReason,
-}
-
-/// What the engine reports of its load.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Gauges {
-    /// Requests in the batch.
-    pub running: usize,
-    /// Requests that wait for the batch.
-    pub waiting: usize,
-    /// Share of the blocks that live requests hold, 0 to 1. Blocks that are only cached count as free.
-    pub kv_usage: f64,
-}
-
-/// What the engine has counted since it started. Everything in tokens unless the name says otherwise.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Prompt tokens looked up in the cache.
-    pub prefix_queries: u64,
-    /// Of those, the ones found.
-    pub prefix_hits: u64,
-    /// Prompt tokens of requests whose prefill has ended.
-    pub prompt_tokens: u64,
-    /// Of those, the ones that came from the cache.
-    pub prompt_tokens_cached: u64,
-    /// Tokens generated.
-    pub generation_tokens: u64,
-    /// Requests thrown out of the batch for want of blocks.
-    pub preemptions: u64,
-    /// Requests that ended with `FinishReason::Stop`.
-    pub finished_stop: u64,
-    /// Requests that ended with `FinishReason::Length`.
-    pub finished_length: u64,
-    /// Steps, by the number of tokens computed in them: one count for each of `ITERATION_BOUNDS` and one above.
-    pub iterations: [u64; ITERATION_BOUNDS.len() + 1],
-    /// Tokens computed in all steps.
-    pub iteration_tokens: u64,
-}
-
-/// Upper bounds of vLLM's `iteration_tokens_total` buckets.
-pub const ITERATION_BOUNDS: [u64; 13] = [
-    1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
-];
+use super::stats::{Counters, Gauges};
 
 /// One engine. Deterministic: the same configuration and the same calls give the same events.
 #[derive(Debug)]
@@ -192,7 +83,7 @@ impl Engine {
         if length > u64::from(self.config.max_model_len) {
             return Err(SubmitError::TooLong(length));
         }
-        let id = RequestId(self.next_id);
+        let id = RequestId::new(self.next_id);
         self.next_id += 1;
         let sequence = Sequence::new(request, self.config.block_size as usize, self.config.seed);
         self.sequences.insert(id, sequence);
@@ -446,18 +337,6 @@ impl Batch {
 
     fn tokens(&self) -> u64 {
         self.prefill_tokens as u64 + u64::from(self.decodes)
-    }
-}
-
-impl Counters {
-    /// Steps that the engine has made.
-    pub fn iteration_count(&self) -> u64 {
-        self.iterations.iter().sum()
-    }
-
-    fn count_iteration(&mut self, tokens: u64) {
-        self.iterations[ITERATION_BOUNDS.partition_point(|bound| *bound < tokens)] += 1;
-        self.iteration_tokens += tokens;
     }
 }
 

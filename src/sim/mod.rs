@@ -15,5 +15,7 @@ pub mod cache;
 pub mod config;
 pub mod engine;
 pub mod prompt;
+pub mod request;
 mod sequence;
+pub mod stats;
 pub mod tokens;

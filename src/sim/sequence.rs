@@ -1,7 +1,7 @@
 //! One request inside the engine: its tokens, how many of them are computed, and the blocks it holds.
 
 use super::cache::{BlockHash, BlockId};
-use super::engine::{FinishReason, Request};
+use super::request::{FinishReason, Request};
 use super::tokens;
 
 #[derive(Debug)]
