@@ -17,5 +17,6 @@ pub mod engine;
 pub mod prompt;
 pub mod request;
 mod sequence;
+pub mod server;
 pub mod stats;
 pub mod tokens;
