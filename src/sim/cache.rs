@@ -97,18 +97,12 @@ impl BlockCache {
 
     /// The blocks of the longest cached prefix of `chain`.
     pub fn lookup(&self, chain: &[BlockHash]) -> Vec<BlockId> {
-        chain
-            .iter()
-            .map_while(|hash| self.by_hash.get(hash).copied())
-            .collect()
+        chain.iter().map_while(|hash| self.by_hash.get(hash).copied()).collect()
     }
 
     /// How many of `blocks` nobody holds: holding them takes that many out of `free_blocks`.
     pub fn idle_among(&self, blocks: &[BlockId]) -> usize {
-        blocks
-            .iter()
-            .filter(|block| self.blocks[block.index()].holders == 0)
-            .count()
+        blocks.iter().filter(|block| self.blocks[block.index()].holders == 0).count()
     }
 
     /// Adds a holder to each of `blocks`.
@@ -207,31 +201,17 @@ impl BlockCache {
         let mut queued = vec![false; self.blocks.len()];
         let mut at = self.free.front;
         while let Some(block) = at {
-            assert!(
-                !std::mem::replace(&mut queued[block.index()], true),
-                "block {block:?} is queued twice"
-            );
+            assert!(!std::mem::replace(&mut queued[block.index()], true), "block {block:?} is queued twice");
             at = self.blocks[block.index()].next;
         }
-        assert_eq!(
-            queued.iter().filter(|queued| **queued).count(),
-            self.free.len
-        );
+        assert_eq!(queued.iter().filter(|queued| **queued).count(), self.free.len);
         for (block, queued) in self.blocks.iter().zip(queued) {
-            assert_eq!(
-                block.holders == 0,
-                queued,
-                "a block is free exactly when nobody holds it"
-            );
+            assert_eq!(block.holders == 0, queued, "a block is free exactly when nobody holds it");
         }
         for (hash, block) in &self.by_hash {
             assert_eq!(self.blocks[block.index()].hash, Some(*hash));
         }
-        let hashed = self
-            .blocks
-            .iter()
-            .filter(|block| block.hash.is_some())
-            .count();
+        let hashed = self.blocks.iter().filter(|block| block.hash.is_some()).count();
         assert_eq!(hashed, self.by_hash.len(), "two blocks share a hash");
     }
 
@@ -310,9 +290,6 @@ mod tests {
 
     #[test]
     fn another_salt_shares_no_block() {
-        assert_ne!(
-            BlockHash::root("a").extend(&[1]),
-            BlockHash::root("b").extend(&[1])
-        );
+        assert_ne!(BlockHash::root("a").extend(&[1]), BlockHash::root("b").extend(&[1]));
     }
 }

@@ -85,10 +85,7 @@ impl EngineConfig {
         }
         let kv_tokens = self.blocks() * self.block_size;
         if self.max_model_len > kv_tokens {
-            return Err(EngineConfigError::LongerThanCache {
-                max_model_len: self.max_model_len,
-                kv_tokens,
-            });
+            return Err(EngineConfigError::LongerThanCache { max_model_len: self.max_model_len, kv_tokens });
         }
         if !(self.prefill_tokens_per_s.is_finite() && self.prefill_tokens_per_s > 0.0) {
             return Err(EngineConfigError::OutOfRange("prefill_tokens_per_s"));

@@ -131,11 +131,7 @@ impl Engine {
         let Some(batch) = self.batch.take() else {
             return Vec::new();
         };
-        let events = batch
-            .slots
-            .iter()
-            .filter_map(|slot| self.advance(*slot))
-            .collect();
+        let events = batch.slots.iter().filter_map(|slot| self.advance(*slot)).collect();
         self.counters.count_iteration(batch.tokens());
         self.report();
         events
@@ -227,13 +223,7 @@ impl Engine {
             self.cache.publish(block, hash);
         }
         sequence.published = computed / self.config.block_size as usize;
-        batch.add(
-            Slot {
-                request: id,
-                tokens,
-            },
-            sequence.is_decoding(),
-        );
+        batch.add(Slot { request: id, tokens }, sequence.is_decoding());
         true
     }
 
@@ -250,15 +240,11 @@ impl Engine {
 
     fn duration(&mut self, batch: &Batch) -> Duration {
         let prefill = batch.prefill_tokens as f64 / self.config.prefill_tokens_per_s;
-        let exact = self.config.step
-            + self.config.decode * batch.decodes
-            + Duration::from_secs_f64(prefill);
+        let exact = self.config.step + self.config.decode * batch.decodes + Duration::from_secs_f64(prefill);
         if self.config.step_jitter == 0.0 {
             return exact;
         }
-        let deviation = self
-            .jitter
-            .random_range(-self.config.step_jitter..=self.config.step_jitter);
+        let deviation = self.jitter.random_range(-self.config.step_jitter..=self.config.step_jitter);
         exact.mul_f64(1.0 + deviation)
     }
 
@@ -286,13 +272,7 @@ impl Engine {
         if let Some(completion) = finished {
             self.retire(slot.request, completion.reason);
         }
-        Some(TokenEvent {
-            request: slot.request,
-            token,
-            index,
-            cached_tokens,
-            finished,
-        })
+        Some(TokenEvent { request: slot.request, token, index, cached_tokens, finished })
     }
 
     fn retire(&mut self, id: RequestId, reason: FinishReason) {
@@ -317,12 +297,7 @@ impl Engine {
 
 impl Batch {
     fn new(budget: usize) -> Self {
-        Self {
-            slots: Vec::new(),
-            budget,
-            decodes: 0,
-            prefill_tokens: 0,
-        }
+        Self { slots: Vec::new(), budget, decodes: 0, prefill_tokens: 0 }
     }
 
     fn add(&mut self, slot: Slot, decoding: bool) {
@@ -362,11 +337,7 @@ mod tests {
     }
 
     fn request(prompt: impl IntoIterator<Item = u32>, generate: u32) -> Request {
-        Request {
-            prompt: prompt.into_iter().collect(),
-            generate,
-            ..Request::default()
-        }
+        Request { prompt: prompt.into_iter().collect(), generate, ..Request::default() }
     }
 
     /// Runs until idle; returns the instant of the end and all events, each with the instant of its step's end.
@@ -382,20 +353,9 @@ mod tests {
 
     fn assert_sound(engine: &Engine) {
         engine.cache.assert_sound();
-        let held: usize = engine
-            .sequences
-            .values()
-            .map(|sequence| sequence.blocks.len())
-            .sum();
-        assert_eq!(
-            held,
-            engine.cache.holds(),
-            "every reference belongs to a live request"
-        );
-        assert_eq!(
-            engine.sequences.len(),
-            engine.running.len() + engine.waiting.len()
-        );
+        let held: usize = engine.sequences.values().map(|sequence| sequence.blocks.len()).sum();
+        assert_eq!(held, engine.cache.holds(), "every reference belongs to a live request");
+        assert_eq!(engine.sequences.len(), engine.running.len() + engine.waiting.len());
         assert!(engine.running.len() <= engine.config.max_num_seqs);
         let counters = engine.counters();
         assert!(counters.prefix_hits <= counters.prefix_queries);
@@ -403,10 +363,7 @@ mod tests {
     }
 
     fn completions(events: &[(Duration, TokenEvent)]) -> Vec<Completion> {
-        events
-            .iter()
-            .filter_map(|(_, event)| event.finished)
-            .collect()
+        events.iter().filter_map(|(_, event)| event.finished).collect()
     }
 
     #[test]
@@ -451,18 +408,10 @@ mod tests {
         engine.end_step();
         engine.submit(request(100..140, 1)).expect("accepted");
         let (_, events) = run(&mut engine, ends);
-        let steps_with_decode = events
-            .iter()
-            .filter(|(_, event)| event.request == decoding)
-            .count();
-        assert_eq!(
-            steps_with_decode, 7,
-            "the running request gets a token in every step"
-        );
+        let steps_with_decode = events.iter().filter(|(_, event)| event.request == decoding).count();
+        assert_eq!(steps_with_decode, 7, "the running request gets a token in every step");
         // 40 tokens at 15 a step: the third step ends the prefill.
-        let position = events
-            .iter()
-            .position(|(_, event)| event.request != decoding);
+        let position = events.iter().position(|(_, event)| event.request != decoding);
         assert_eq!(position, Some(3));
     }
 
@@ -480,24 +429,15 @@ mod tests {
 
     #[test]
     fn preemption_recomputes_and_loses_no_token() {
-        let mut engine = engine(EngineConfig {
-            kv_tokens: 48,
-            ..small()
-        });
+        let mut engine = engine(EngineConfig { kv_tokens: 48, ..small() });
         for start in [0, 100, 200] {
-            engine
-                .submit(request(start..start + 12, 30))
-                .expect("accepted");
+            engine.submit(request(start..start + 12, 30)).expect("accepted");
         }
         let (_, events) = run(&mut engine, Duration::ZERO);
         assert!(engine.counters().preemptions > 0);
         assert_eq!(completions(&events).len(), 3);
         assert_eq!(events.len(), 90);
-        assert_eq!(
-            engine.counters().prefix_queries,
-            36,
-            "a recomputation isn't a second query"
-        );
+        assert_eq!(engine.counters().prefix_queries, 36, "a recomputation isn't a second query");
     }
 
     #[test]
@@ -505,20 +445,9 @@ mod tests {
         let mut engine = engine(small());
         engine.submit(request(0..16, 2)).expect("accepted");
         engine.begin_step(Duration::ZERO).expect("work");
-        assert_eq!(
-            engine.gauges(),
-            Gauges::default(),
-            "nothing is reported before the end of a step"
-        );
+        assert_eq!(engine.gauges(), Gauges::default(), "nothing is reported before the end of a step");
         engine.end_step();
-        assert_eq!(
-            engine.gauges(),
-            Gauges {
-                running: 1,
-                waiting: 0,
-                kv_usage: 0.25
-            }
-        );
+        assert_eq!(engine.gauges(), Gauges { running: 1, waiting: 0, kv_usage: 0.25 });
         run(&mut engine, Duration::ZERO);
         assert_eq!(engine.gauges(), Gauges::default());
     }
@@ -527,31 +456,16 @@ mod tests {
     fn what_can_never_run_is_refused() {
         let mut engine = engine(small());
         assert_eq!(engine.submit(request([], 1)), Err(SubmitError::EmptyPrompt));
-        assert_eq!(
-            engine.submit(request([1], 0)),
-            Err(SubmitError::NothingToGenerate)
-        );
-        assert_eq!(
-            engine.submit(request(0..48, 1)),
-            Err(SubmitError::TooLong(49))
-        );
-        let config = EngineConfig {
-            max_model_len: 65,
-            ..small()
-        };
+        assert_eq!(engine.submit(request([1], 0)), Err(SubmitError::NothingToGenerate));
+        assert_eq!(engine.submit(request(0..48, 1)), Err(SubmitError::TooLong(49)));
+        let config = EngineConfig { max_model_len: 65, ..small() };
         assert!(Engine::new(config).is_err());
     }
 
     #[derive(Debug, Clone)]
     enum Act {
-        Submit {
-            conversation: u32,
-            prompt: u32,
-            generate: u32,
-        },
-        Abort {
-            nth: usize,
-        },
+        Submit { conversation: u32, prompt: u32, generate: u32 },
+        Abort { nth: usize },
         Begin,
         End,
     }
@@ -571,17 +485,9 @@ mod tests {
         let (mut ids, mut events, mut now) = (Vec::new(), Vec::new(), Duration::ZERO);
         for act in acts {
             match act {
-                Act::Submit {
-                    conversation,
-                    prompt,
-                    generate,
-                } => {
+                Act::Submit { conversation, prompt, generate } => {
                     let start = conversation * 1000;
-                    ids.push(
-                        engine
-                            .submit(request(start..start + prompt, *generate))
-                            .expect("accepted"),
-                    );
+                    ids.push(engine.submit(request(start..start + prompt, *generate)).expect("accepted"));
                 }
                 Act::Abort { nth } if ids.is_empty() => assert!(*nth < 20),
                 Act::Abort { nth } => engine.abort(ids[nth % ids.len()]),

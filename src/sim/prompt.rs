@@ -22,10 +22,7 @@ pub fn of_chat(body: &Map<String, Value>) -> Result<Vec<u32>, PromptError> {
     let messages = list(body, "messages")?;
     let mut prompt = Prompt::default();
     let leading = messages.first().filter(|first| is_system(first));
-    prompt.system(
-        leading.and_then(|message| message.get("content")),
-        body.get("tools"),
-    );
+    prompt.system(leading.and_then(|message| message.get("content")), body.get("tools"));
     for message in &messages[usize::from(leading.is_some())..] {
         prompt.message(message);
     }
@@ -90,19 +87,13 @@ fn text_into(prompt: &Value, tokens: &mut Vec<u32>) -> Result<(), PromptError> {
     Ok(())
 }
 
-fn list<'a>(
-    body: &'a Map<String, Value>,
-    field: &'static str,
-) -> Result<&'a Vec<Value>, PromptError> {
+fn list<'a>(body: &'a Map<String, Value>, field: &'static str) -> Result<&'a Vec<Value>, PromptError> {
     let value = body.get(field).ok_or(PromptError::Missing(field))?;
     value.as_array().ok_or(PromptError::WrongType(field))
 }
 
 fn is_system(message: &Value) -> bool {
-    matches!(
-        message.get("role").and_then(Value::as_str),
-        Some("system" | "developer")
-    )
+    matches!(message.get("role").and_then(Value::as_str), Some("system" | "developer"))
 }
 
 /// A prompt under construction.
@@ -114,9 +105,7 @@ struct Prompt {
 impl Prompt {
     /// The leading system message, with the tools behind it as Qwen's template has them.
     fn system(&mut self, content: Option<&Value>, tools: Option<&Value>) {
-        let tools = tools
-            .and_then(Value::as_array)
-            .filter(|tools| !tools.is_empty());
+        let tools = tools.and_then(Value::as_array).filter(|tools| !tools.is_empty());
         let content = content.filter(|content| !content.is_null());
         if content.is_none() && tools.is_none() {
             return;
@@ -133,10 +122,7 @@ impl Prompt {
 
     /// One item of `messages` or of `input`. What isn't text is rendered as JSON: it has to be stable, not readable.
     fn message(&mut self, message: &Value) {
-        let role = message
-            .get("role")
-            .or_else(|| message.get("type"))
-            .and_then(Value::as_str);
+        let role = message.get("role").or_else(|| message.get("type")).and_then(Value::as_str);
         self.open(role.unwrap_or("user"));
         for field in ["content", "tool_calls", "name", "arguments", "output"] {
             match message.get(field) {
@@ -236,24 +222,20 @@ mod tests {
     fn appending_messages_extends_the_tokens() {
         let user = json!({"role": "user", "content": "what is in src?"});
         let reply = json!({"role": "assistant", "content": [{"type": "text", "text": "abc def "}]});
-        let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "ls"}}]});
+        let call =
+            json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "ls"}}]});
         let tools = json!([{"type": "function", "function": {"name": "ls"}}]);
         let before = chat(json!({"tools": tools, "messages": [user]}));
         let after = chat(json!({"tools": tools, "messages": [user, reply]}));
         let later = chat(json!({"tools": tools, "messages": [user, reply, call, user]}));
-        assert!(
-            after.starts_with(&before),
-            "the reply follows the header that invited it"
-        );
+        assert!(after.starts_with(&before), "the reply follows the header that invited it");
         let invitation = Prompt::default().finish().len();
         assert!(later.starts_with(&after[..after.len() - invitation]));
     }
 
     #[test]
     fn a_string_and_one_text_block_are_the_same_prompt() {
-        let string = messages(
-            json!({"system": "be brief", "messages": [{"role": "user", "content": "hello"}]}),
-        );
+        let string = messages(json!({"system": "be brief", "messages": [{"role": "user", "content": "hello"}]}));
         let block = messages(json!({
             "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
             "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
@@ -271,10 +253,7 @@ mod tests {
             }))
         };
         assert_eq!(with("1"), with("2"));
-        assert_eq!(
-            with("1"),
-            messages(json!({"system": "be brief", "messages": []}))
-        );
+        assert_eq!(with("1"), messages(json!({"system": "be brief", "messages": []})));
     }
 
     #[test]
@@ -308,9 +287,6 @@ mod tests {
     fn what_cannot_be_rendered_says_which_field() {
         assert_eq!(of_chat(&Map::new()), Err(PromptError::Missing("messages")));
         let body = json!({"messages": "hi"});
-        assert_eq!(
-            of_messages(body.as_object().expect("an object")),
-            Err(PromptError::WrongType("messages"))
-        );
+        assert_eq!(of_messages(body.as_object().expect("an object")), Err(PromptError::WrongType("messages")));
     }
 }

@@ -77,22 +77,14 @@ impl Sequence {
     }
 
     /// The full blocks within the first `computed` tokens that are not findable yet.
-    pub(super) fn publishable(
-        &self,
-        computed: usize,
-    ) -> impl Iterator<Item = (BlockId, BlockHash)> + '_ {
+    pub(super) fn publishable(&self, computed: usize) -> impl Iterator<Item = (BlockId, BlockHash)> + '_ {
         let range = self.published..(computed / self.block_size).max(self.published);
-        self.blocks[range.clone()]
-            .iter()
-            .copied()
-            .zip(self.hashes[range].iter().copied())
+        self.blocks[range.clone()].iter().copied().zip(self.hashes[range].iter().copied())
     }
 
     /// Blocks that are lacking for the first `computed` tokens.
     pub(super) fn blocks_lacking(&self, computed: usize) -> usize {
-        computed
-            .div_ceil(self.block_size)
-            .saturating_sub(self.blocks.len())
+        computed.div_ceil(self.block_size).saturating_sub(self.blocks.len())
     }
 
     pub(super) fn sample(&mut self) -> u32 {
@@ -105,9 +97,7 @@ impl Sequence {
     fn extend_hashes(&mut self) {
         while (self.hashes.len() + 1) * self.block_size <= self.tokens.len() {
             let start = self.hashes.len() * self.block_size;
-            let hash = self
-                .last_hash()
-                .extend(&self.tokens[start..start + self.block_size]);
+            let hash = self.last_hash().extend(&self.tokens[start..start + self.block_size]);
             self.hashes.push(hash);
         }
     }

@@ -37,9 +37,7 @@ pub struct Counters {
 }
 
 /// Upper bounds of vLLM's `iteration_tokens_total` buckets.
-pub const ITERATION_BOUNDS: [u64; 13] = [
-    1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
-];
+pub const ITERATION_BOUNDS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
 impl Counters {
     /// Steps that the engine has made.

@@ -50,24 +50,15 @@ impl Terms {
     fn usage(&self, completion: Completion) -> Usage {
         let block_size = self.site.options.engine.block_size;
         let stored = completion.prompt_tokens / block_size * block_size;
-        Usage {
-            completion,
-            created_tokens: stored.saturating_sub(completion.cached_tokens),
-        }
+        Usage { completion, created_tokens: stored.saturating_sub(completion.cached_tokens) }
     }
 
     /// Books a token; an error if the answer ends before it.
     fn see(&self, event: &TokenEvent) -> Result<(), Cut> {
         if event.index == 0 {
-            self.site
-                .journal
-                .note_cached(self.arrival, event.cached_tokens);
+            self.site.journal.note_cached(self.arrival, event.cached_tokens);
         }
-        if self.cut_after.is_some_and(|tokens| event.index >= tokens) {
-            Err(Cut)
-        } else {
-            Ok(())
-        }
+        if self.cut_after.is_some_and(|tokens| event.index >= tokens) { Err(Cut) } else { Ok(()) }
     }
 }
 
@@ -78,10 +69,7 @@ pub async fn collect(terms: &Terms, mut generation: Generation) -> Result<Collec
         terms.see(&event)?;
         reply.push(event.token);
         if let Some(completion) = event.finished {
-            return Ok(Collected::Whole(
-                tokens::decode(&reply),
-                terms.usage(completion),
-            ));
+            return Ok(Collected::Whole(tokens::decode(&reply), terms.usage(completion)));
         }
     }
     Ok(Collected::Died)
@@ -101,25 +89,13 @@ impl EventStream {
     /// A stream of `generation`; it starts before the generation does.
     pub fn new(terms: Terms, mut dialect: Box<dyn Dialect>, generation: Generation) -> Self {
         let ready = VecDeque::from(dialect.opening());
-        Self {
-            terms,
-            dialect,
-            generation: Some(generation),
-            ready,
-            keep_alive: None,
-        }
+        Self { terms, dialect, generation: Some(generation), ready, keep_alive: None }
     }
 
     /// A stream in which nothing but an error comes.
     pub fn failed(terms: Terms, dialect: Box<dyn Dialect>, refusal: &Refusal) -> Self {
         let ready = VecDeque::from(dialect.failure(refusal));
-        Self {
-            terms,
-            dialect,
-            generation: None,
-            ready,
-            keep_alive: None,
-        }
+        Self { terms, dialect, generation: None, ready, keep_alive: None }
     }
 
     /// The same stream with a comment after every `period` without an event.
@@ -144,16 +120,14 @@ impl EventStream {
         };
         self.ready.extend(self.dialect.token(piece));
         if let Some(completion) = event.finished {
-            self.ready
-                .extend(self.dialect.closing(&self.terms.usage(completion)));
+            self.ready.extend(self.dialect.closing(&self.terms.usage(completion)));
             self.generation = None;
         }
         Ok(())
     }
 
     fn die(&mut self) {
-        self.ready
-            .extend(self.dialect.failure(&Refusal::engine_dead()));
+        self.ready.extend(self.dialect.failure(&Refusal::engine_dead()));
         self.generation = None;
     }
 
@@ -181,8 +155,7 @@ impl EventStream {
                         return Poll::Pending;
                     };
                     ready!(ticks.poll_tick(context));
-                    self.ready
-                        .push_back(Bytes::from_static(b": keep-alive\n\n"));
+                    self.ready.push_back(Bytes::from_static(b": keep-alive\n\n"));
                 }
             }
         }
@@ -193,12 +166,7 @@ impl Body for EventStream {
     type Data = Bytes;
     type Error = Cut;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        self.get_mut()
-            .poll_event(context)
-            .map(|event| event.map(|event| event.map(Frame::data)))
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        self.get_mut().poll_event(context).map(|event| event.map(|event| event.map(Frame::data)))
     }
 }

@@ -71,9 +71,7 @@ impl Api {
     fn prompt(self, body: &Map<String, Value>) -> Result<Vec<u32>, PromptError> {
         match self {
             Self::Chat => prompt::of_chat(body),
-            Self::Completions => {
-                prompt::of_text(body.get("prompt").ok_or(PromptError::Missing("prompt"))?)
-            }
+            Self::Completions => prompt::of_text(body.get("prompt").ok_or(PromptError::Missing("prompt"))?),
             Self::Messages => prompt::of_messages(body),
             Self::Responses => prompt::of_responses(body),
         }
@@ -91,10 +89,7 @@ impl From<PromptError> for Refusal {
 
 /// The body as an object, if it is declared as JSON and is one.
 pub fn json_object(headers: &HeaderMap, body: &Bytes) -> Result<Map<String, Value>, Refusal> {
-    let declared = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
+    let declared = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = declared.split(';').next().unwrap_or_default().trim();
     if !media_type.eq_ignore_ascii_case("application/json") {
         return Err(Refusal::not_declared_as_json());
@@ -137,57 +132,27 @@ pub fn parse(api: Api, body: &Map<String, Value>, limits: Limits<'_>) -> Result<
         return Err(Refusal::empty_prompt());
     }
     if prompt.len() as u64 + u64::from(generate) > u64::from(limits.max_model_len) {
-        return Err(Refusal::context_overflow(
-            prompt.len(),
-            generate,
-            limits.max_model_len,
-        ));
+        return Err(Refusal::context_overflow(prompt.len(), generate, limits.max_model_len));
     }
-    let salt = body
-        .get("cache_salt")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned();
-    Ok(Call {
-        request: Request {
-            prompt,
-            generate,
-            finish,
-            salt,
-        },
-        delivery: delivery(body)?,
-    })
+    let salt = body.get("cache_salt").and_then(Value::as_str).unwrap_or_default().to_owned();
+    Ok(Call { request: Request { prompt, generate, finish, salt }, delivery: delivery(body)? })
 }
 
 /// A limited reply is as long as its limit; one without a limit ends by itself. Completions have vLLM's limit of 16.
-fn reply_length(
-    api: Api,
-    body: &Map<String, Value>,
-    limits: Limits<'_>,
-) -> Result<(u32, FinishReason), Refusal> {
-    let newer = body
-        .get("max_completion_tokens")
-        .filter(|limit| api == Api::Chat && !limit.is_null());
+fn reply_length(api: Api, body: &Map<String, Value>, limits: Limits<'_>) -> Result<(u32, FinishReason), Refusal> {
+    let newer = body.get("max_completion_tokens").filter(|limit| api == Api::Chat && !limit.is_null());
     let field = api.limit_field();
-    let Some(limit) = newer
-        .or_else(|| body.get(field))
-        .filter(|limit| !limit.is_null())
-    else {
+    let Some(limit) = newer.or_else(|| body.get(field)).filter(|limit| !limit.is_null()) else {
         return Ok(match api {
             Api::Completions => (16, FinishReason::Length),
-            Api::Chat | Api::Messages | Api::Responses => {
-                (limits.default_max_tokens, FinishReason::Stop)
-            }
+            Api::Chat | Api::Messages | Api::Responses => (limits.default_max_tokens, FinishReason::Stop),
         });
     };
     let limit = limit.as_i64().ok_or_else(|| Refusal::wrong_type(field))?;
     if limit < 1 {
         return Err(Refusal::no_tokens_asked(field, limit));
     }
-    Ok((
-        u32::try_from(limit).unwrap_or(u32::MAX),
-        FinishReason::Length,
-    ))
+    Ok((u32::try_from(limit).unwrap_or(u32::MAX), FinishReason::Length))
 }
 
 fn delivery(body: &Map<String, Value>) -> Result<Delivery, Refusal> {
@@ -198,18 +163,13 @@ fn delivery(body: &Map<String, Value>) -> Result<Delivery, Refusal> {
     }
     let option = |name| {
         let options = body.get("stream_options");
-        options
-            .and_then(|options| options.get(name))
-            .and_then(Value::as_bool)
-            .unwrap_or(false)
+        options.and_then(|options| options.get(name)).and_then(Value::as_bool).unwrap_or(false)
     };
-    Ok(Delivery::Stream(
-        match (option("include_usage"), option("continuous_usage_stats")) {
-            (false, _) => UsageEvents::Absent,
-            (true, false) => UsageEvents::AtEnd,
-            (true, true) => UsageEvents::Continuous,
-        },
-    ))
+    Ok(Delivery::Stream(match (option("include_usage"), option("continuous_usage_stats")) {
+        (false, _) => UsageEvents::Absent,
+        (true, false) => UsageEvents::AtEnd,
+        (true, true) => UsageEvents::Continuous,
+    }))
 }
 
 /// The rank that a header names, read as Python's `int()` reads it: what isn't a number names none.
@@ -224,9 +184,8 @@ fn python_int(text: &str) -> Option<i64> {
         b'+' => (false, &text[1..]),
         _ => (false, text),
     };
-    let groups_are_digits = digits
-        .split('_')
-        .all(|group| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit()));
+    let groups_are_digits =
+        digits.split('_').all(|group| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit()));
     if !groups_are_digits {
         return None;
     }
@@ -241,11 +200,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits<'static> = Limits {
-        model: "m",
-        max_model_len: 100,
-        default_max_tokens: 8,
-    };
+    const LIMITS: Limits<'static> = Limits { model: "m", max_model_len: 100, default_max_tokens: 8 };
 
     fn call(api: Api, body: Value) -> Result<Call, Refusal> {
         parse(api, body.as_object().expect("an object"), LIMITS)
@@ -280,45 +235,16 @@ mod tests {
     #[test]
     fn a_reply_has_the_length_that_was_asked_for() {
         let cases = [
-            (
-                Api::Completions,
-                json!({"prompt": "a"}),
-                16,
-                FinishReason::Length,
-            ),
-            (
-                Api::Completions,
-                json!({"prompt": "a", "max_tokens": 3}),
-                3,
-                FinishReason::Length,
-            ),
+            (Api::Completions, json!({"prompt": "a"}), 16, FinishReason::Length),
+            (Api::Completions, json!({"prompt": "a", "max_tokens": 3}), 3, FinishReason::Length),
             (Api::Chat, json!({"messages": []}), 8, FinishReason::Stop),
-            (
-                Api::Chat,
-                json!({"messages": [], "max_tokens": 3, "max_completion_tokens": 4}),
-                4,
-                FinishReason::Length,
-            ),
-            (
-                Api::Messages,
-                json!({"messages": [], "max_tokens": 3}),
-                3,
-                FinishReason::Length,
-            ),
-            (
-                Api::Responses,
-                json!({"input": "a", "max_output_tokens": 3}),
-                3,
-                FinishReason::Length,
-            ),
+            (Api::Chat, json!({"messages": [], "max_tokens": 3, "max_completion_tokens": 4}), 4, FinishReason::Length),
+            (Api::Messages, json!({"messages": [], "max_tokens": 3}), 3, FinishReason::Length),
+            (Api::Responses, json!({"input": "a", "max_output_tokens": 3}), 3, FinishReason::Length),
         ];
         for (api, body, generate, finish) in cases {
             let request = call(api, body).expect("accepted").request;
-            assert_eq!(
-                (request.generate, request.finish),
-                (generate, finish),
-                "{api:?}"
-            );
+            assert_eq!((request.generate, request.finish), (generate, finish), "{api:?}");
         }
     }
 
@@ -327,32 +253,17 @@ mod tests {
         for model in [json!(null), json!(""), json!("m")] {
             assert!(call(Api::Chat, json!({"model": model, "messages": []})).is_ok());
         }
-        assert_eq!(
-            status(Api::Chat, json!({"model": "other", "messages": []})),
-            404
-        );
+        assert_eq!(status(Api::Chat, json!({"model": "other", "messages": []})), 404);
     }
 
     #[test]
     fn what_vllm_refuses_is_refused() {
         assert_eq!(status(Api::Messages, json!({"messages": []})), 400);
         assert_eq!(status(Api::Chat, json!({})), 400);
-        assert_eq!(
-            status(Api::Chat, json!({"messages": [], "max_tokens": 0})),
-            400
-        );
-        assert_eq!(
-            status(Api::Chat, json!({"messages": [], "max_tokens": 100})),
-            400
-        );
+        assert_eq!(status(Api::Chat, json!({"messages": [], "max_tokens": 0})), 400);
+        assert_eq!(status(Api::Chat, json!({"messages": [], "max_tokens": 100})), 400);
         assert_eq!(status(Api::Completions, json!({"prompt": ""})), 400);
-        assert_eq!(
-            status(
-                Api::Responses,
-                json!({"input": "a", "previous_response_id": "resp_1"})
-            ),
-            404
-        );
+        assert_eq!(status(Api::Responses, json!({"input": "a", "previous_response_id": "resp_1"})), 404);
     }
 
     #[test]
@@ -362,14 +273,8 @@ mod tests {
             call(Api::Chat, body).expect("accepted").delivery
         };
         assert_eq!(of(json!(null)), Delivery::Stream(UsageEvents::Absent));
-        assert_eq!(
-            of(json!({"include_usage": true})),
-            Delivery::Stream(UsageEvents::AtEnd)
-        );
-        assert_eq!(
-            of(json!({"continuous_usage_stats": true})),
-            Delivery::Stream(UsageEvents::Absent)
-        );
+        assert_eq!(of(json!({"include_usage": true})), Delivery::Stream(UsageEvents::AtEnd));
+        assert_eq!(of(json!({"continuous_usage_stats": true})), Delivery::Stream(UsageEvents::Absent));
         let both = json!({"include_usage": true, "continuous_usage_stats": true});
         assert_eq!(of(both), Delivery::Stream(UsageEvents::Continuous));
     }

@@ -19,10 +19,7 @@ pub struct Clock {
 impl Clock {
     /// A clock at zero; `scale` must be positive.
     pub fn start(scale: f64) -> Self {
-        Self {
-            started: Instant::now(),
-            scale,
-        }
+        Self { started: Instant::now(), scale }
     }
 
     /// The virtual time of this moment.
@@ -44,10 +41,6 @@ impl Clock {
     pub fn resume(&self, at: Duration) -> Duration {
         let now = self.now();
         let behind = now.saturating_sub(at);
-        if behind.div_f64(self.scale) > LARGEST_LAG {
-            now
-        } else {
-            at
-        }
+        if behind.div_f64(self.scale) > LARGEST_LAG { now } else { at }
     }
 }

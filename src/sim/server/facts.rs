@@ -18,19 +18,14 @@ const DIMENSIONS: u8 = 8;
 
 /// Seconds since 1970, with fractions; 0 if the clock stands before that.
 pub fn unix_seconds() -> f64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// `/v1/messages/count_tokens`
 pub fn count_tokens(site: &Site, body: &Map<String, Value>) -> Result<String, Refusal> {
     check_model(body, &site.options.model)?;
     let count = prompt::of_messages(body)?.len();
-    Ok(
-        json!({"input_tokens": count, "context_management": {"original_input_tokens": count}})
-            .to_string(),
-    )
+    Ok(json!({"input_tokens": count, "context_management": {"original_input_tokens": count}}).to_string())
 }
 
 /// `/tokenize`, of a prompt or of messages.
@@ -48,10 +43,7 @@ pub fn tokenize(site: &Site, body: &Map<String, Value>) -> Result<String, Refusa
 /// `/detokenize`
 pub fn detokenize(site: &Site, body: &Map<String, Value>) -> Result<String, Refusal> {
     check_model(body, &site.options.model)?;
-    let tokens = prompt::of_text(
-        body.get("tokens")
-            .ok_or_else(|| Refusal::missing("tokens"))?,
-    )?;
+    let tokens = prompt::of_text(body.get("tokens").ok_or_else(|| Refusal::missing("tokens"))?)?;
     Ok(json!({"prompt": tokens::decode(&tokens)}).to_string())
 }
 
@@ -59,9 +51,7 @@ pub fn detokenize(site: &Site, body: &Map<String, Value>) -> Result<String, Refu
 pub fn embeddings(site: &Site, body: &Map<String, Value>) -> Result<String, Refusal> {
     check_model(body, &site.options.model)?;
     let tokens = prompt::of_text(body.get("input").ok_or_else(|| Refusal::missing("input"))?)?;
-    let vector: Vec<f64> = (0..DIMENSIONS)
-        .map(|dimension| coordinate(&tokens, dimension))
-        .collect();
+    let vector: Vec<f64> = (0..DIMENSIONS).map(|dimension| coordinate(&tokens, dimension)).collect();
     let usage = json!({
         "prompt_tokens": tokens.len(), "total_tokens": tokens.len(), "completion_tokens": 0, "prompt_tokens_details": null,
     });
@@ -116,13 +106,8 @@ pub fn server_info(site: &Site, query: Option<&str>) -> String {
             "max_num_batched_tokens": engine.max_num_batched_tokens,
         },
     });
-    let nested =
-        query.is_some_and(|query| query.split('&').any(|pair| pair == "config_format=json"));
-    let config = if nested {
-        config
-    } else {
-        Value::from(config.to_string())
-    };
+    let nested = query.is_some_and(|query| query.split('&').any(|pair| pair == "config_format=json"));
+    let config = if nested { config } else { Value::from(config.to_string()) };
     json!({"vllm_config": config}).to_string()
 }
 

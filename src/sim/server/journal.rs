@@ -65,18 +65,12 @@ impl Journal {
         let mut arrival = Arrival {
             number: 0,
             method: parts.method.to_string(),
-            path: parts
-                .uri
-                .path_and_query()
-                .map_or_else(|| parts.uri.to_string(), ToString::to_string),
+            path: parts.uri.path_and_query().map_or_else(|| parts.uri.to_string(), ToString::to_string),
             headers: in_order(&parts.headers),
             complete: body.is_some(),
             body_bytes: body.map_or(0, <[u8]>::len),
             body_sha256: hex(&Sha256::digest(body.unwrap_or_default())),
-            request_id: parts
-                .headers
-                .get("x-request-id")
-                .map(|value| text(value.as_bytes())),
+            request_id: parts.headers.get("x-request-id").map(|value| text(value.as_bytes())),
             rank: None,
             cached_tokens: None,
         };
@@ -119,10 +113,7 @@ impl Journal {
 }
 
 fn in_order(headers: &HeaderMap) -> Vec<(String, String)> {
-    headers
-        .iter()
-        .map(|(name, value)| (name.to_string(), text(value.as_bytes())))
-        .collect()
+    headers.iter().map(|(name, value)| (name.to_string(), text(value.as_bytes()))).collect()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -138,12 +129,7 @@ mod tests {
     use super::*;
 
     fn parts(path: &str) -> Parts {
-        http::Request::get(path)
-            .header("X-Request-Id", "r")
-            .body(())
-            .expect("a request")
-            .into_parts()
-            .0
+        http::Request::get(path).header("X-Request-Id", "r").body(()).expect("a request").into_parts().0
     }
 
     #[test]
@@ -156,11 +142,7 @@ mod tests {
         journal.note_rank(first, 3);
         let arrivals = journal.arrivals();
         assert_eq!(arrivals.len(), CAPACITY);
-        assert!(
-            arrivals
-                .iter()
-                .all(|arrival| arrival.path == "/later?a=b" && arrival.rank.is_none())
-        );
+        assert!(arrivals.iter().all(|arrival| arrival.path == "/later?a=b" && arrival.rank.is_none()));
     }
 
     #[test]
@@ -172,13 +154,7 @@ mod tests {
         journal.note_cached(id, 64);
         let [one, two] = journal.arrivals().try_into().expect("two arrivals");
         assert!(!one.complete && one.rank.is_none());
-        assert_eq!(
-            (two.rank, two.cached_tokens, two.request_id.as_deref()),
-            (Some(1), Some(64), Some("r"))
-        );
-        assert_eq!(
-            two.body_sha256,
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
+        assert_eq!((two.rank, two.cached_tokens, two.request_id.as_deref()), (Some(1), Some(64), Some("r")));
+        assert_eq!(two.body_sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 }

@@ -50,10 +50,7 @@ const SERIES: &[Series] = &[
         name: "num_requests_waiting_by_reason",
         kind: "gauge",
         help: "Number of waiting requests by reason.",
-        values: &[
-            (r#",reason="capacity""#, |(gauges, _)| gauges.waiting as f64),
-            (r#",reason="deferred""#, NONE),
-        ],
+        values: &[(r#",reason="capacity""#, |(gauges, _)| gauges.waiting as f64), (r#",reason="deferred""#, NONE)],
     },
     Series {
         name: "kv_cache_usage_perc",
@@ -112,12 +109,8 @@ const SERIES: &[Series] = &[
         kind: "counter",
         help: "Count of successfully processed requests.",
         values: &[
-            (r#",finished_reason="stop""#, |(_, counters)| {
-                counters.finished_stop as f64
-            }),
-            (r#",finished_reason="length""#, |(_, counters)| {
-                counters.finished_length as f64
-            }),
+            (r#",finished_reason="stop""#, |(_, counters)| counters.finished_stop as f64),
+            (r#",finished_reason="length""#, |(_, counters)| counters.finished_length as f64),
             // An aborted request never reaches vLLM's statistics.
             (r#",finished_reason="abort""#, NONE),
             (r#",finished_reason="error""#, NONE),
@@ -134,10 +127,7 @@ pub fn render(page: &Page<'_>) -> Result<String, fmt::Error> {
         for (labels, value) in series.values {
             for (rank, stats) in page.ranks.iter().enumerate() {
                 let (name, model, value) = (series.name, page.model, value(stats));
-                writeln!(
-                    out,
-                    "vllm:{name}{{engine=\"{rank}\",model_name=\"{model}\"{labels}}} {value:?}"
-                )?;
+                writeln!(out, "vllm:{name}{{engine=\"{rank}\",model_name=\"{model}\"{labels}}} {value:?}")?;
             }
         }
     }
@@ -145,15 +135,8 @@ pub fn render(page: &Page<'_>) -> Result<String, fmt::Error> {
     cache_config(&mut out, page)?;
     // A server of several ranks has several processes, whose merged registry shows none of them.
     if page.ranks.len() == 1 {
-        writeln!(
-            out,
-            "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds."
-        )?;
-        writeln!(
-            out,
-            "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {:?}",
-            page.started
-        )?;
+        writeln!(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.")?;
+        writeln!(out, "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {:?}", page.started)?;
     }
     Ok(out)
 }
@@ -164,33 +147,18 @@ fn header(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
 
 fn iterations(out: &mut String, page: &Page<'_>) -> fmt::Result {
     let (name, model) = ("iteration_tokens_total", page.model);
-    header(
-        out,
-        name,
-        "histogram",
-        "Histogram of number of tokens per engine_step.",
-    )?;
+    header(out, name, "histogram", "Histogram of number of tokens per engine_step.")?;
     for (rank, (_, counters)) in page.ranks.iter().enumerate() {
         let labels = format!("engine=\"{rank}\",model_name=\"{model}\"");
-        writeln!(
-            out,
-            "vllm:{name}_sum{{{labels}}} {:?}",
-            counters.iteration_tokens as f64
-        )?;
+        writeln!(out, "vllm:{name}_sum{{{labels}}} {:?}", counters.iteration_tokens as f64)?;
         let mut steps = 0;
         for (bound, count) in ITERATION_BOUNDS.iter().zip(counters.iterations) {
             steps += count;
             let (bound, steps) = (*bound as f64, steps as f64);
-            writeln!(
-                out,
-                "vllm:{name}_bucket{{engine=\"{rank}\",le=\"{bound:?}\",model_name=\"{model}\"}} {steps:?}"
-            )?;
+            writeln!(out, "vllm:{name}_bucket{{engine=\"{rank}\",le=\"{bound:?}\",model_name=\"{model}\"}} {steps:?}")?;
         }
         let all = counters.iteration_count() as f64;
-        writeln!(
-            out,
-            "vllm:{name}_bucket{{engine=\"{rank}\",le=\"+Inf\",model_name=\"{model}\"}} {all:?}"
-        )?;
+        writeln!(out, "vllm:{name}_bucket{{engine=\"{rank}\",le=\"+Inf\",model_name=\"{model}\"}} {all:?}")?;
         writeln!(out, "vllm:{name}_count{{{labels}}} {all:?}")?;
     }
     Ok(())
@@ -199,17 +167,9 @@ fn iterations(out: &mut String, page: &Page<'_>) -> fmt::Result {
 /// vLLM writes the blocks of all ranks into every rank's series, but the tokens of one.
 fn cache_config(out: &mut String, page: &Page<'_>) -> fmt::Result {
     let name = "cache_config_info";
-    header(
-        out,
-        name,
-        "gauge",
-        "Information of the LLMEngine CacheConfig",
-    )?;
+    header(out, name, "gauge", "Information of the LLMEngine CacheConfig")?;
     let (block_size, blocks) = (page.engine.block_size, page.engine.blocks());
-    let (tokens, all_blocks) = (
-        blocks * block_size,
-        u64::from(blocks) * page.ranks.len() as u64,
-    );
+    let (tokens, all_blocks) = (blocks * block_size, u64::from(blocks) * page.ranks.len() as u64);
     let concurrency = f64::from(tokens) / f64::from(page.engine.max_model_len);
     for rank in 0..page.ranks.len() {
         writeln!(
@@ -231,21 +191,8 @@ mod tests {
         let engine = EngineConfig::default();
         let mut counters = Counters::default();
         counters.count_iteration(2048);
-        let stats = (
-            Gauges {
-                running: 3,
-                waiting: 1,
-                kv_usage: 0.25,
-            },
-            counters,
-        );
-        render(&Page {
-            model: "m",
-            engine: &engine,
-            ranks: vec![stats; ranks],
-            started: 12.5,
-        })
-        .expect("renders")
+        let stats = (Gauges { running: 3, waiting: 1, kv_usage: 0.25 }, counters);
+        render(&Page { model: "m", engine: &engine, ranks: vec![stats; ranks], started: 12.5 }).expect("renders")
     }
 
     #[test]
@@ -253,12 +200,10 @@ mod tests {
         let page = page(2);
         assert!(page.contains("\nvllm:num_requests_running{engine=\"1\",model_name=\"m\"} 3.0\n"));
         assert!(page.contains("\nvllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25\n"));
-        assert!(page.contains("\nvllm:iteration_tokens_total_bucket{engine=\"0\",le=\"1024.0\",model_name=\"m\"} 0.0\n"));
         assert!(
-            page.contains(
-                "\nvllm:iteration_tokens_total_count{engine=\"0\",model_name=\"m\"} 1.0\n"
-            )
+            page.contains("\nvllm:iteration_tokens_total_bucket{engine=\"0\",le=\"1024.0\",model_name=\"m\"} 0.0\n")
         );
+        assert!(page.contains("\nvllm:iteration_tokens_total_count{engine=\"0\",model_name=\"m\"} 1.0\n"));
     }
 
     #[test]

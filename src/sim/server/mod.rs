@@ -132,11 +132,7 @@ impl ReplicaServer {
         let listener = TcpListener::bind(site.options.listen).await?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(run(listener, Arc::clone(&site)));
-        Ok(Self {
-            address,
-            site,
-            task,
-        })
+        Ok(Self { address, site, task })
     }
 
     /// Where the server listens.
@@ -187,15 +183,9 @@ fn site(options: ReplicaOptions) -> io::Result<Site> {
     if !(options.time_scale.is_finite() && options.time_scale > 0.0) {
         return Err(invalid("time_scale must be greater than zero"));
     }
-    let rank = |_| {
-        Rank::new(options.engine.clone())
-            .map(Arc::new)
-            .map_err(|error| invalid(&error.to_string()))
-    };
+    let rank = |_| Rank::new(options.engine.clone()).map(Arc::new).map_err(|error| invalid(&error.to_string()));
     Ok(Site {
-        ranks: (0..options.data_parallel_size)
-            .map(rank)
-            .collect::<Result<_, _>>()?,
+        ranks: (0..options.data_parallel_size).map(rank).collect::<Result<_, _>>()?,
         rotation: AtomicUsize::new(0),
         failure: watch::Sender::new(options.failure),
         journal: Journal::default(),

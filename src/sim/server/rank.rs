@@ -43,14 +43,8 @@ pub struct Generation {
 impl Rank {
     /// An idle rank; nothing moves until `drive` runs.
     pub fn new(config: EngineConfig) -> Result<Self, EngineConfigError> {
-        let active = Active {
-            engine: Engine::new(config)?,
-            listeners: BTreeMap::new(),
-        };
-        Ok(Self {
-            active: Mutex::new(active),
-            wake: Notify::new(),
-        })
+        let active = Active { engine: Engine::new(config)?, listeners: BTreeMap::new() };
+        Ok(Self { active: Mutex::new(active), wake: Notify::new() })
     }
 
     /// Hands a request to the engine.
@@ -61,11 +55,7 @@ impl Rank {
         active.listeners.insert(request, sender);
         drop(active);
         self.wake.notify_one();
-        Ok(Generation {
-            rank: Arc::clone(self),
-            request,
-            events,
-        })
+        Ok(Generation { rank: Arc::clone(self), request, events })
     }
 
     /// Requests running and waiting at this moment.
@@ -92,11 +82,7 @@ impl Rank {
         let mut at = clock.now();
         loop {
             // The sender lives as long as the server, whose end also ends this task.
-            if failure
-                .wait_for(|failure| *failure != Failure::Frozen)
-                .await
-                .is_err()
-            {
+            if failure.wait_for(|failure| *failure != Failure::Frozen).await.is_err() {
                 return;
             }
             match self.begin_step(at) {

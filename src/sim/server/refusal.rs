@@ -49,10 +49,7 @@ impl Refusal {
 
     /// The body isn't declared as JSON.
     pub fn not_declared_as_json() -> Self {
-        Self::invalid(
-            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-                .into(),
-        )
+        Self::invalid("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".into())
     }
 
     /// A field is missing.
@@ -71,8 +68,7 @@ impl Refusal {
 
     /// Less than one token was asked for.
     pub fn no_tokens_asked(field: &'static str, value: i64) -> Self {
-        let message =
-            format!("{field} must be at least 1, got {value}. (parameter={field}, value={value})");
+        let message = format!("{field} must be at least 1, got {value}. (parameter={field}, value={value})");
         Self::bad_request(message).about(field)
     }
 
@@ -94,20 +90,14 @@ impl Refusal {
 
     /// The named rank isn't there.
     pub fn rank_out_of_range(rank: i64, ranks: usize) -> Self {
-        Self::bad_request(format!(
-            "data_parallel_rank {rank} is out of range [0, {ranks})."
-        ))
+        Self::bad_request(format!("data_parallel_rank {rank} is out of range [0, {ranks})."))
     }
 
     /// The queue is full.
     pub fn busy() -> Self {
         let message = "The engine is currently busy and cannot accept new requests. Please try again later or on a \
                        different instance.";
-        Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "Service Unavailable",
-            message.into(),
-        )
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable", message.into())
     }
 
     /// The server is ending.
@@ -117,18 +107,12 @@ impl Refusal {
 
     /// The engine died.
     pub fn engine_dead() -> Self {
-        Self::internal(
-            "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-        )
+        Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     }
 
     /// The body of an answer with this error's status.
     pub fn body(&self, shape: Shape) -> String {
-        let shape = if self.validation {
-            Shape::OpenAi
-        } else {
-            shape
-        };
+        let shape = if self.validation { Shape::OpenAi } else { shape };
         let (kind, message) = (quoted(self.kind), quoted(&self.message));
         match shape {
             Shape::OpenAi => format!(
@@ -155,14 +139,10 @@ impl Refusal {
             }
             Shape::Anthropic => {
                 let start: String = self.message.chars().take(2).collect();
-                let input = format!(
-                    "{{'error': {{'message': '{start}...am': None, 'code': {}}}}}",
-                    self.status.as_u16()
-                );
+                let input =
+                    format!("{{'error': {{'message': '{start}...am': None, 'code': {}}}}}", self.status.as_u16());
                 let field = |name: &str| {
-                    format!(
-                        "{name}\n  Field required [type=missing, input_value={input}, input_type=dict]"
-                    )
+                    format!("{name}\n  Field required [type=missing, input_value={input}, input_type=dict]")
                 };
                 let message = format!(
                     "2 validation errors for ChatCompletionStreamResponse\n{}\n{}",
@@ -176,10 +156,7 @@ impl Refusal {
     }
 
     fn invalid(message: String) -> Self {
-        Self {
-            validation: true,
-            ..Self::new(StatusCode::BAD_REQUEST, "Bad Request", message)
-        }
+        Self { validation: true, ..Self::new(StatusCode::BAD_REQUEST, "Bad Request", message) }
     }
 
     fn bad_request(message: String) -> Self {
@@ -187,28 +164,15 @@ impl Refusal {
     }
 
     fn internal(message: &str) -> Self {
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "InternalServerError",
-            message.into(),
-        )
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", message.into())
     }
 
     fn new(status: StatusCode, kind: &'static str, message: String) -> Self {
-        Self {
-            status,
-            kind,
-            message,
-            param: None,
-            validation: false,
-        }
+        Self { status, kind, message, param: None, validation: false }
     }
 
     fn about(self, param: &'static str) -> Self {
-        Self {
-            param: Some(param),
-            ..self
-        }
+        Self { param: Some(param), ..self }
     }
 
     fn param(&self) -> String {

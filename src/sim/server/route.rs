@@ -116,18 +116,9 @@ mod tests {
 
     #[test]
     fn a_miss_says_what_is_wrong() {
-        assert_eq!(
-            find(&Method::HEAD, "/health"),
-            Err(Miss::MethodNotAllowed("GET"))
-        );
-        assert_eq!(
-            find(&Method::GET, "/v1/messages"),
-            Err(Miss::MethodNotAllowed("POST"))
-        );
-        assert_eq!(
-            find(&Method::GET, "/health/"),
-            Err(Miss::Moved("/health".into()))
-        );
+        assert_eq!(find(&Method::HEAD, "/health"), Err(Miss::MethodNotAllowed("GET")));
+        assert_eq!(find(&Method::GET, "/v1/messages"), Err(Miss::MethodNotAllowed("POST")));
+        assert_eq!(find(&Method::GET, "/health/"), Err(Miss::Moved("/health".into())));
         assert_eq!(find(&Method::GET, "/v1"), Err(Miss::NotFound));
     }
 

@@ -42,11 +42,7 @@ pub async fn serve(site: Arc<Site>, request: Request<Incoming>) -> Result<Answer
         Err(error) => {
             site.journal.record(&parts, None);
             let too_large = error.is::<LengthLimitError>();
-            return if too_large {
-                Ok(detail(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large"))
-            } else {
-                Err(Cut)
-            };
+            return if too_large { Ok(detail(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large")) } else { Err(Cut) };
         }
     };
     let arrival = match route {
@@ -55,11 +51,7 @@ pub async fn serve(site: Arc<Site>, request: Request<Incoming>) -> Result<Answer
         Ok(_) | Err(_) => Some(site.journal.record(&parts, Some(&body))),
     };
     match (route, arrival) {
-        (Ok(Route::Generate(api)), Some(arrival)) => {
-            Turn { site, api, arrival }
-                .answer(&parts.headers, &body)
-                .await
-        }
+        (Ok(Route::Generate(api)), Some(arrival)) => Turn { site, api, arrival }.answer(&parts.headers, &body).await,
         (Ok(route), _) => Ok(plain(&site, route, &parts, &body)),
         (Err(miss), _) => Ok(missed(miss, &parts)),
     }
@@ -74,8 +66,7 @@ struct Turn {
 
 impl Turn {
     async fn answer(self, headers: &HeaderMap, body: &Bytes) -> Result<Answer, Cut> {
-        let read = call::json_object(headers, body)
-            .and_then(|body| call::parse(self.api, &body, self.site.limits()));
+        let read = call::json_object(headers, body).and_then(|body| call::parse(self.api, &body, self.site.limits()));
         match read {
             Ok(call) => self.generate(headers, call).await,
             Err(refusal) => Ok(refused(&refusal, self.api.shape())),
@@ -90,17 +81,11 @@ impl Turn {
         match (self.start(headers, call, failure), delivery) {
             (Ok(generation), Delivery::Stream(usage)) => {
                 let stream = EventStream::new(terms, self.dialect(&heading, usage), generation);
-                Ok(respond(
-                    StatusCode::OK,
-                    EVENTS,
-                    stream.with_keep_alive(self.keep_alive()).boxed_unsync(),
-                ))
+                Ok(respond(StatusCode::OK, EVENTS, stream.with_keep_alive(self.keep_alive()).boxed_unsync()))
             }
             (Ok(generation), Delivery::Whole) => match collect(&terms, generation).await? {
                 Collected::Whole(text, usage) => {
-                    let body = self
-                        .dialect(&heading, UsageEvents::Absent)
-                        .whole(&text, &usage);
+                    let body = self.dialect(&heading, UsageEvents::Absent).whole(&text, &usage);
                     Ok(whole(StatusCode::OK, JSON, body))
                 }
                 Collected::Died => Ok(refused(&Refusal::engine_dead(), self.api.shape())),
@@ -114,12 +99,7 @@ impl Turn {
     }
 
     /// Hands the call to a rank, unless something stands against it.
-    fn start(
-        &self,
-        headers: &HeaderMap,
-        call: Call,
-        failure: Failure,
-    ) -> Result<Generation, Refused> {
+    fn start(&self, headers: &HeaderMap, call: Call, failure: Failure) -> Result<Generation, Refused> {
         match failure {
             Failure::Busy => return Err(AtOnce(Refusal::busy())),
             Failure::BusyInStream => return Err(Late(Refusal::busy())),
@@ -129,19 +109,15 @@ impl Turn {
         }
         let number = self.rank_number(headers).map_err(Late)?;
         let (prompt, generate) = (call.request.prompt.len(), call.request.generate);
-        let generation = self.site.ranks[number]
-            .submit(call.request)
-            .map_err(|error| {
-                AtOnce(match error {
-                    SubmitError::EmptyPrompt => Refusal::empty_prompt(),
-                    SubmitError::NothingToGenerate => Refusal::no_tokens_asked("max_tokens", 0),
-                    SubmitError::TooLong(_) => Refusal::context_overflow(
-                        prompt,
-                        generate,
-                        self.site.options.engine.max_model_len,
-                    ),
-                })
-            })?;
+        let generation = self.site.ranks[number].submit(call.request).map_err(|error| {
+            AtOnce(match error {
+                SubmitError::EmptyPrompt => Refusal::empty_prompt(),
+                SubmitError::NothingToGenerate => Refusal::no_tokens_asked("max_tokens", 0),
+                SubmitError::TooLong(_) => {
+                    Refusal::context_overflow(prompt, generate, self.site.options.engine.max_model_len)
+                }
+            })
+        })?;
         self.site.journal.note_rank(self.arrival, number);
         Ok(generation)
     }
@@ -169,32 +145,20 @@ impl Turn {
             | Failure::Frozen => None,
         };
         let prompt_tokens = call.request.prompt.len() as u32;
-        Terms {
-            site: Arc::clone(&self.site),
-            arrival: self.arrival,
-            prompt_tokens,
-            cut_after,
-        }
+        Terms { site: Arc::clone(&self.site), arrival: self.arrival, prompt_tokens, cut_after }
     }
 
     /// vLLM takes the client's request id into the answer's, except for responses.
     fn heading(&self, headers: &HeaderMap) -> Heading {
         let own = format!("{:016x}", self.arrival.number());
-        let given = headers
-            .get("x-request-id")
-            .and_then(|id| id.to_str().ok())
-            .map(str::to_owned);
+        let given = headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
         let named = given.unwrap_or_else(|| own.clone());
         let id = match self.api {
             Api::Chat | Api::Messages => format!("chatcmpl-{named}"),
             Api::Completions => format!("cmpl-{named}"),
             Api::Responses => format!("resp_{own}"),
         };
-        Heading {
-            id,
-            model: self.site.options.model.clone(),
-            created: facts::unix_seconds() as u64,
-        }
+        Heading { id, model: self.site.options.model.clone(), created: facts::unix_seconds() as u64 }
     }
 
     fn dialect(&self, heading: &Heading, usage: UsageEvents) -> Box<dyn Dialect> {
@@ -251,10 +215,7 @@ fn plain(site: &Site, route: Route, parts: &Parts, body: &Bytes) -> Answer {
         Route::Running => (Ok(facts::running(site)), Shape::OpenAi),
         Route::Metrics => return metrics(site),
         Route::Health => return health(site),
-        Route::ServerInfo if site.options.dev_mode => (
-            Ok(facts::server_info(site, parts.uri.query())),
-            Shape::OpenAi,
-        ),
+        Route::ServerInfo if site.options.dev_mode => (Ok(facts::server_info(site, parts.uri.query())), Shape::OpenAi),
         Route::ServerInfo => return detail(StatusCode::NOT_FOUND, "Not Found"),
         // Only a recorded request generates, and every request of that route is recorded.
         Route::Generate(_) => {
@@ -269,22 +230,14 @@ fn plain(site: &Site, route: Route, parts: &Parts, body: &Bytes) -> Answer {
 
 fn metrics(site: &Site) -> Answer {
     match facts::metrics(site) {
-        Ok(page) => whole(
-            StatusCode::OK,
-            "text/plain; version=1.0.0; charset=utf-8",
-            page,
-        ),
+        Ok(page) => whole(StatusCode::OK, "text/plain; version=1.0.0; charset=utf-8", page),
         Err(_) => detail(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error"),
     }
 }
 
 fn health(site: &Site) -> Answer {
     let dead = *site.failure.borrow() == Failure::EngineDead;
-    let status = if dead {
-        StatusCode::SERVICE_UNAVAILABLE
-    } else {
-        StatusCode::OK
-    };
+    let status = if dead { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     let mut answer = respond(status, JSON, full(Bytes::new()));
     answer.headers_mut().remove(CONTENT_TYPE);
     answer
@@ -295,18 +248,12 @@ fn missed(miss: Miss, parts: &Parts) -> Answer {
         Miss::NotFound => detail(StatusCode::NOT_FOUND, "Not Found"),
         Miss::MethodNotAllowed(allowed) => {
             let mut answer = detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-            answer
-                .headers_mut()
-                .insert(ALLOW, HeaderValue::from_static(allowed));
+            answer.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
             answer
         }
         Miss::Moved(path) => {
             let mut answer = respond(StatusCode::TEMPORARY_REDIRECT, JSON, full(Bytes::new()));
-            let host = parts
-                .headers
-                .get(HOST)
-                .and_then(|host| host.to_str().ok())
-                .unwrap_or_default();
+            let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
             if let Ok(location) = HeaderValue::try_from(format!("http://{host}{path}")) {
                 answer.headers_mut().insert(LOCATION, location);
             }
@@ -336,9 +283,7 @@ fn whole(status: StatusCode, content_type: &'static str, body: String) -> Answer
 }
 
 fn full(body: Bytes) -> AnswerBody {
-    Full::new(body)
-        .map_err(|never| match never {})
-        .boxed_unsync()
+    Full::new(body).map_err(|never| match never {}).boxed_unsync()
 }
 
 fn respond(status: StatusCode, content_type: &'static str, body: AnswerBody) -> Answer {

@@ -16,10 +16,7 @@ pub struct Messages {
 impl Messages {
     /// An answer under `heading`.
     pub fn new(heading: &Heading) -> Self {
-        Self {
-            id: quoted(&heading.id),
-            model: quoted(&heading.model),
-        }
+        Self { id: quoted(&heading.id), model: quoted(&heading.model) }
     }
 
     /// The start names the whole prompt as input: what of it was cached is told at the end only.
@@ -39,10 +36,7 @@ impl Dialect for Messages {
         let mut events = Vec::new();
         if piece.index == 0 {
             events.push(self.start(piece.prompt_tokens));
-            events.push(event(
-                "content_block_start",
-                r#""content_block":{"type":"text","text":""},"index":0"#,
-            ));
+            events.push(event("content_block_start", r#""content_block":{"type":"text","text":""},"index":0"#));
         }
         let text = quoted(piece.text);
         let delta = format!(r#""delta":{{"type":"text_delta","text":{text}}},"index":0"#);
@@ -53,8 +47,7 @@ impl Dialect for Messages {
     fn closing(&mut self, usage: &Usage) -> Vec<Bytes> {
         let reason = stop_reason(usage.completion.reason);
         let usage = figures(usage);
-        let delta =
-            format!(r#""delta":{{"stop_reason":"{reason}","stop_sequence":null}},"usage":{usage}"#);
+        let delta = format!(r#""delta":{{"stop_reason":"{reason}","stop_sequence":null}},"usage":{usage}"#);
         vec![
             event("content_block_stop", r#""index":0"#),
             event("message_delta", &delta),
@@ -76,18 +69,13 @@ impl Dialect for Messages {
 }
 
 fn event(name: &str, fields: &str) -> Bytes {
-    Bytes::from(format!(
-        "event: {name}\ndata: {{\"type\":\"{name}\",{fields}}}\n\n"
-    ))
+    Bytes::from(format!("event: {name}\ndata: {{\"type\":\"{name}\",{fields}}}\n\n"))
 }
 
 /// Anthropic's input tokens are those that were neither read from the cache nor written to it.
 fn figures(usage: &Usage) -> String {
     let (read, created) = (usage.completion.cached_tokens, usage.created_tokens);
-    let (input, output) = (
-        usage.completion.prompt_tokens - read - created,
-        usage.completion.completion_tokens,
-    );
+    let (input, output) = (usage.completion.prompt_tokens - read - created, usage.completion.completion_tokens);
     format!(
         r#"{{"input_tokens":{input},"output_tokens":{output},"cache_creation_input_tokens":{created},"cache_read_input_tokens":{read}}}"#
     )

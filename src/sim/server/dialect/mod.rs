@@ -97,10 +97,7 @@ fn openai_reason(reason: FinishReason) -> &'static str {
 }
 
 fn openai_reason_or_null(reason: Option<FinishReason>) -> String {
-    reason.map_or_else(
-        || "null".into(),
-        |reason| format!("\"{}\"", openai_reason(reason)),
-    )
+    reason.map_or_else(|| "null".into(), |reason| format!("\"{}\"", openai_reason(reason)))
 }
 
 /// The fields that every event of OpenAI's older APIs begins with.
@@ -130,11 +127,7 @@ fn fingerprint_if_last(events: UsageEvents, finish: Option<FinishReason>) -> Str
 
 /// OpenAI's usage object; `details` is the inside of `prompt_tokens_details`.
 fn openai_usage(completion: &Completion, details: &str) -> String {
-    let Completion {
-        prompt_tokens,
-        completion_tokens,
-        ..
-    } = *completion;
+    let Completion { prompt_tokens, completion_tokens, .. } = *completion;
     let total = prompt_tokens + completion_tokens;
     format!(
         r#"{{"prompt_tokens":{prompt_tokens},"total_tokens":{total},"completion_tokens":{completion_tokens},"prompt_tokens_details":{{{details}}}}}"#
@@ -146,8 +139,6 @@ fn openai_closing(head: &str, events: UsageEvents, usage: &str) -> Vec<Bytes> {
     if events == UsageEvents::Absent {
         return vec![DONE];
     }
-    let last = format!(
-        "data: {head},\"choices\":[],\"usage\":{usage},\"system_fingerprint\":\"{FINGERPRINT}\"}}\n\n"
-    );
+    let last = format!("data: {head},\"choices\":[],\"usage\":{usage},\"system_fingerprint\":\"{FINGERPRINT}\"}}\n\n");
     vec![Bytes::from(last), DONE]
 }

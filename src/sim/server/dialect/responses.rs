@@ -20,9 +20,7 @@ impl Responses {
     pub fn new(heading: &Heading) -> Self {
         let (id, model, created) = (quoted(&heading.id), quoted(&heading.model), heading.created);
         Self {
-            head: format!(
-                r#""id":{id},"created_at":{created},"model":{model},"object":"response""#
-            ),
+            head: format!(r#""id":{id},"created_at":{created},"model":{model},"object":"response""#),
             item: quoted(&heading.id.replacen("resp_", "msg_", 1)),
             sequence_number: 0,
             text: String::new(),
@@ -32,9 +30,7 @@ impl Responses {
     fn event(&mut self, name: &str, fields: &str) -> Bytes {
         let number = self.sequence_number;
         self.sequence_number += 1;
-        Bytes::from(format!(
-            "event: {name}\ndata: {{{fields},\"sequence_number\":{number},\"type\":\"{name}\"}}\n\n"
-        ))
+        Bytes::from(format!("event: {name}\ndata: {{{fields},\"sequence_number\":{number},\"type\":\"{name}\"}}\n\n"))
     }
 
     fn in_progress(&mut self, name: &str) -> Bytes {
@@ -67,10 +63,7 @@ impl Responses {
 
 impl Dialect for Responses {
     fn opening(&mut self) -> Vec<Bytes> {
-        vec![
-            self.in_progress("response.created"),
-            self.in_progress("response.in_progress"),
-        ]
+        vec![self.in_progress("response.created"), self.in_progress("response.in_progress")]
     }
 
     fn token(&mut self, piece: Piece<'_>) -> Vec<Bytes> {
@@ -93,14 +86,9 @@ impl Dialect for Responses {
     fn closing(&mut self, usage: &Usage) -> Vec<Bytes> {
         let text = std::mem::take(&mut self.text);
         let done = format!(r#""logprobs":[],"text":{}"#, quoted(&text));
-        let part = format!(
-            r#""part":{{"annotations":[],"text":{},"type":"output_text","logprobs":null}}"#,
-            quoted(&text)
-        );
-        let item = format!(
-            r#""item":{},"output_index":0"#,
-            finished_item(&self.item, &text)
-        );
+        let part =
+            format!(r#""part":{{"annotations":[],"text":{},"type":"output_text","logprobs":null}}"#, quoted(&text));
+        let item = format!(r#""item":{},"output_index":0"#, finished_item(&self.item, &text));
         let response = format!(r#""response":{}"#, self.complete(&text, usage));
         vec![
             self.part_event("response.output_text.done", &done),
@@ -129,11 +117,7 @@ fn finished_item(item: &str, text: &str) -> String {
 fn figures(usage: &Usage) -> String {
     let completion = &usage.completion;
     let (input, output) = (completion.prompt_tokens, completion.completion_tokens);
-    let (cached, written, total) = (
-        completion.cached_tokens,
-        usage.created_tokens,
-        input + output,
-    );
+    let (cached, written, total) = (completion.cached_tokens, usage.created_tokens, input + output);
     format!(
         r#"{{"input_tokens":{input},"input_tokens_details":{{"cached_tokens":{cached},"cache_write_tokens":{written}}},"output_tokens":{output},"output_tokens_details":{{"reasoning_tokens":0,"tool_output_tokens":0}},"total_tokens":{total}}}"#
     )
