@@ -118,12 +118,17 @@ impl Server {
     }
 
     fn apply(&self, config: Config) -> &'static str {
+        let known = self.routing.table().config.warnings();
+        let warnings = config.warnings();
         match self.routing.reload(config) {
             Reloaded::NeedsRestart(keys) => {
                 warn!("reload refused, nothing has changed: {} can only change with a restart", keys.join(", "));
                 "refused"
             }
             Reloaded::Applied(changes) => {
+                for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
+                    warn!("{warning}");
+                }
                 info!("reloaded: {}", if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") });
                 "applied"
             }
