@@ -88,11 +88,14 @@ async fn the_threshold_is_a_quarter_of_what_the_engine_tells_and_of_32_where_it_
         format!("http://{}", telling.address()), format!("http://{}", silent.address()),
     ] } }))
     .await;
-    let told = kvpin.replica(&name(&telling)).await;
-    assert_eq!((&told["spill_threshold"], &told["max_num_seqs_source"]), (&json!(3), &json!("engine")));
+    until("the engine's figure is known", async || {
+        let told = kvpin.replica(&name(&telling)).await;
+        (told["max_num_seqs_source"] == "engine" && told["spill_threshold"] == 3).then_some(())
+    })
+    .await;
     let assumed = kvpin.replica(&name(&silent)).await;
     assert_eq!((&assumed["spill_threshold"], &assumed["max_num_seqs_source"]), (&json!(8), &json!("assumed")));
-    kvpin.until_logged("assuming 32").await;
+    kvpin.until_logged("max_num_seqs is not configured: 32 is assumed").await;
     let notes = &kvpin.status().await["models"][0]["notes"];
     assert!(notes.to_string().contains("32 is assumed"), "{notes}");
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::call::Call;
 use crate::support::claude;
 use crate::support::kvpin::Kvpin;
-use crate::support::replicas::{MODEL, chat, fast, start_many, urls};
+use crate::support::replicas::{MODEL, chat, fast, start_many, turns, urls};
 
 async fn in_front_of(replicas: &[ReplicaServer]) -> Kvpin {
     Kvpin::serve(json!({ (MODEL): { "replicas": urls(replicas) } })).await
@@ -23,7 +23,7 @@ fn large() -> ReplicaOptions {
 
 /// The conversations of which turns arrived at a replica, by their `session-id`.
 fn seen_at(replica: &ReplicaServer) -> BTreeSet<String> {
-    let headers = replica.arrivals().into_iter().flat_map(|arrival| arrival.headers);
+    let headers = turns(replica).into_iter().flat_map(|arrival| arrival.headers);
     headers.filter(|(name, _)| name == "session-id").map(|(_, value)| value).collect()
 }
 
@@ -35,7 +35,9 @@ async fn a_conversation_stays_where_it_was_placed_and_conversations_spread_evenl
     for turn in 0..4 {
         for conversation in 0..12 {
             let id = format!("conversation-{conversation}");
-            let reply = kvpin.call(&Call::post("/v1/chat/completions", chat(&"hello ".repeat(turn + 1)).to_string()).of(&id)).await;
+            let reply = kvpin
+                .call(&Call::post("/v1/chat/completions", chat(&"hello ".repeat(turn + 1)).to_string()).of(&id))
+                .await;
             assert_eq!(reply.status(), 200, "{}", reply.text());
             assert_eq!(reply.decision(), if turn == 0 { "placed" } else { "sticky" });
             homes.entry(reply.replica().to_owned()).or_default().insert(id);
@@ -45,7 +47,7 @@ async fn a_conversation_stays_where_it_was_placed_and_conversations_spread_evenl
     assert_eq!(counts, [3, 3, 3, 3], "each of 12 conversations is in one place");
     for replica in &replicas {
         assert_eq!(seen_at(replica), homes[&replica.address().to_string()]);
-        assert_eq!(replica.arrivals().len(), 12);
+        assert_eq!(turns(replica).len(), 12);
     }
 }
 
@@ -82,7 +84,7 @@ async fn a_turn_without_a_conversation_is_unpinned() {
         let reply = kvpin.call(&Call::post("/v1/chat/completions", body.to_string())).await;
         assert_eq!((reply.status(), reply.decision()), (200, "unpinned"));
     }
-    let counts: Vec<_> = replicas.iter().map(|replica| replica.arrivals().len()).collect();
+    let counts: Vec<_> = replicas.iter().map(|replica| turns(replica).len()).collect();
     assert_eq!(counts, [2, 2], "equals take turns");
 }
 
@@ -104,8 +106,11 @@ async fn claude_code_is_pinned_by_its_header_and_by_each_form_of_its_metadata() 
         }
     }
     let at_home = replicas.iter().find(|replica| replica.address().to_string() == home).expect("its replica");
-    assert_eq!(at_home.arrivals().len(), 7);
-    assert!(at_home.arrivals().iter().skip(1).all(|arrival| arrival.cached_tokens > Some(1000)), "the prefix is cached there");
+    assert_eq!(turns(at_home).len(), 7);
+    assert!(
+        turns(at_home).iter().skip(1).all(|arrival| arrival.cached_tokens > Some(1000)),
+        "the prefix is cached there"
+    );
 }
 
 #[tokio::test]
@@ -165,7 +170,7 @@ async fn without_affinity_turns_of_one_conversation_go_by_load_alone() {
         let reply = kvpin.call(&Call::post("/v1/chat/completions", chat("hello").to_string()).of("wanderer")).await;
         assert_eq!((reply.status(), reply.decision()), (200, "unpinned"));
     }
-    let counts: Vec<_> = replicas.iter().map(|replica| replica.arrivals().len()).collect();
+    let counts: Vec<_> = replicas.iter().map(|replica| turns(replica).len()).collect();
     assert_eq!(counts, [3, 3, 3], "equals take turns");
     let status: Value = kvpin.status().await;
     assert_eq!(status["models"][0]["conversations"], 0, "and nothing is remembered");

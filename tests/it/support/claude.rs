@@ -49,12 +49,12 @@ pub fn user_ids(session: &str) -> [Value; 3] {
 
 fn body(exchanges: usize, user_id: &Value) -> String {
     let messages = messages(exchanges);
-    let system = json!([{"type": "text", "text": "You are an agent. ".repeat(380), "cache_control": {"type": "ephemeral"}}]);
+    let system =
+        json!([{"type": "text", "text": "You are an agent. ".repeat(380), "cache_control": {"type": "ephemeral"}}]);
     let tools = tools();
     let metadata = json!({ "user_id": user_id });
-    format!(
-        r#"{{"model":"{MODEL}","messages":{messages},"system":{system},"tools":{tools},"metadata":{metadata},"#
-    ) + r#""max_tokens":8,"thinking":{"type":"adaptive","display":"summarized"},"#
+    format!(r#"{{"model":"{MODEL}","messages":{messages},"system":{system},"tools":{tools},"metadata":{metadata},"#)
+        + r#""max_tokens":8,"thinking":{"type":"adaptive","display":"summarized"},"#
         + r#""context_management":{"edits":[{"type":"clear_thinking_20251015"}]},"output_config":{"effort":"high"},"#
         + r#""stream":true}"#
 }
@@ -63,7 +63,8 @@ fn messages(exchanges: usize) -> Value {
     let mut messages = Vec::new();
     for exchange in 0..exchanges {
         messages.push(json!({"role": "user", "content": [{"type": "text", "text": format!("Question {exchange}. ").repeat(120)}]}));
-        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": format!("Answer {exchange}.")}]}));
+        messages
+            .push(json!({"role": "assistant", "content": [{"type": "text", "text": format!("Answer {exchange}.")}]}));
     }
     messages.push(json!({"role": "user", "content": "And now?"}));
     Value::from(messages)

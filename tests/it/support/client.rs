@@ -73,17 +73,24 @@ impl Wire {
         Wire { reader, writer }
     }
 
-    /// Sends the whole request while it waits for the whole response, so that neither blocks the other.
+    /// Sends the whole request and waits for the whole response.
     pub async fn call(&mut self, call: &Call) -> Reply {
-        let bytes = call.bytes();
-        let (_, reply) = tokio::join!(
-            async {
-                // A response that comes before the request has ended may close the way for the rest of it.
-                self.writer.write_all(&bytes).await.ok()
-            },
-            self.reader.reply(call.method)
-        );
-        reply.unwrap_or_else(|| panic!("{} {}: the connection was closed without a response", call.method, call.path))
+        self.exchange(call.method, &call.bytes()).await
+    }
+
+    /// Sends the rest of a POST and waits for the whole response.
+    pub async fn rest(&mut self, bytes: &[u8]) -> Reply {
+        self.exchange("POST", bytes).await
+    }
+
+    /// Sends while it waits, so that neither blocks the other.
+    async fn exchange(&mut self, method: &str, bytes: &[u8]) -> Reply {
+        let sending = async {
+            // A response that comes before the request has ended may close the way for the rest of it.
+            self.writer.write_all(bytes).await.ok()
+        };
+        let (_, reply) = tokio::join!(sending, self.reader.reply(method));
+        reply.unwrap_or_else(|| panic!("the connection was closed without a response to a {method}"))
     }
 
     /// Sends the request and waits for the head of the response.
@@ -294,7 +301,8 @@ impl Reply {
     pub fn anthropic_error(&self) -> (String, String) {
         let json = self.json();
         assert_eq!(json["type"], "error", "{json}");
-        let text = |field: &str| json["error"][field].as_str().unwrap_or_else(|| panic!("no {field} in {json}")).to_owned();
+        let text =
+            |field: &str| json["error"][field].as_str().unwrap_or_else(|| panic!("no {field} in {json}")).to_owned();
         (text("type"), text("message"))
     }
 }

@@ -21,6 +21,7 @@ pub struct Hand {
 /// A request that waits for what the test writes. Dropping it closes its connection.
 pub struct HandTurn {
     pub head: String,
+    /// What has been read of the body.
     pub body: Vec<u8>,
     stream: TcpStream,
 }
@@ -61,6 +62,13 @@ impl Hand {
 
     /// The next turn, when its whole request has arrived.
     pub async fn turn(&mut self) -> HandTurn {
+        let mut turn = self.arriving().await;
+        turn.read_to(turn.length()).await;
+        turn
+    }
+
+    /// The next turn, as soon as its head has arrived.
+    pub async fn arriving(&mut self) -> HandTurn {
         within("a turn at the replica", self.turns.recv()).await.expect("the replica runs")
     }
 
@@ -91,11 +99,21 @@ impl HandTurn {
         self.write(format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")).await;
     }
 
-    /// The next request on the same connection.
-    pub async fn next(mut self) -> Option<HandTurn> {
-        within("the next request", read_request(&mut self.stream))
-            .await
-            .map(|(head, body)| HandTurn { head, body, stream: self.stream })
+    /// Reads until so many bytes of the body have arrived.
+    pub async fn read_to(&mut self, bytes: usize) {
+        while self.body.len() < bytes {
+            let read = within("more of a request", self.stream.read_buf(&mut self.body)).await.expect("reads");
+            assert!(read > 0, "the request ended after {} bytes of its body", self.body.len());
+        }
+    }
+
+    /// The length of the body as its head tells it.
+    fn length(&self) -> usize {
+        let length = self.head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().expect("a length"))
+        });
+        length.unwrap_or(0)
     }
 
     /// Waits until the other side has closed the connection.
@@ -109,7 +127,7 @@ impl HandTurn {
 
 async fn receive(mut stream: TcpStream, turns: UnboundedSender<HandTurn>) {
     stream.set_nodelay(true).expect("sets TCP_NODELAY");
-    let Some((head, body)) = read_request(&mut stream).await else { return };
+    let Some((head, body)) = read_head(&mut stream).await else { return };
     if head.starts_with("GET ") {
         // Nobody is left to tell if the watcher has gone.
         stream.write_all(NOT_FOUND).await.ok();
@@ -119,26 +137,16 @@ async fn receive(mut stream: TcpStream, turns: UnboundedSender<HandTurn>) {
     turns.send(HandTurn { head, body, stream }).ok();
 }
 
-/// A whole request with a length or none; `None` at the connection's end.
-async fn read_request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+/// A request's head and what came with it of its body; `None` at the connection's end.
+async fn read_head(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut bytes = Vec::new();
-    let end = loop {
+    loop {
         if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            break at + 4;
+            let body = bytes.split_off(at + 4);
+            return Some((String::from_utf8_lossy(&bytes).into_owned(), body));
         }
-        if stream.read_buf(&mut bytes).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().expect("a length"))
-    });
-    while bytes.len() < end + length.unwrap_or(0) {
         if stream.read_buf(&mut bytes).await.ok()? == 0 {
             return None;
         }
     }
-    Some((head, bytes.split_off(end)))
 }

@@ -6,8 +6,8 @@ pub mod client;
 pub mod hand;
 pub mod kvpin;
 pub mod recorder;
-pub mod reserved;
 pub mod replicas;
+pub mod reserved;
 
 use std::time::Duration;
 

@@ -142,4 +142,3 @@ async fn answer(request: Request<Incoming>, arrivals: &Arrivals) -> Result<Respo
     arrivals.lock().expect("the arrivals").push(arrival);
     respond(StatusCode::OK, said)
 }
-

@@ -42,9 +42,9 @@ pub fn urls(servers: &[ReplicaServer]) -> Value {
     servers.iter().map(|server| json!(format!("http://{}", server.address()))).collect()
 }
 
-/// Turns that arrived, without health checks and scrapes.
+/// Turns that arrived, without what kvpin asks for itself.
 pub fn turns(server: &ReplicaServer) -> Vec<Arrival> {
-    server.arrivals()
+    server.arrivals().into_iter().filter(|arrival| arrival.method == "POST").collect()
 }
 
 /// Requests in all ranks, running or waiting.
