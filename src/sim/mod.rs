@@ -11,6 +11,7 @@
 //! costs, and the bytes on the wire. Absent on purpose: attention cost growing with context, speculative decoding,
 //! several choices per request, and any meaning in the generated text.
 
+pub mod agent;
 pub mod cache;
 pub mod config;
 pub mod engine;
