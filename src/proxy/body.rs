@@ -151,7 +151,11 @@ impl<'a> Reader<'a> {
     async fn invite_body(&mut self) -> Result<(), Refusal> {
         let expects = self.session.req_header().headers.get(http::header::EXPECT);
         if expects.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-            self.session.write_continue_response().await.map_err(|_| Refusal::BodyCutShort)?;
+            // Pingora takes it for a response that comes before the body's end, and would close the connection afterwards.
+            self.session.set_close_on_response_before_downstream_finish(false);
+            let told = self.session.write_continue_response().await;
+            self.session.set_close_on_response_before_downstream_finish(true);
+            told.map_err(|_| Refusal::BodyCutShort)?;
         }
         Ok(())
     }

@@ -84,6 +84,8 @@ impl ProxyHttp for Proxy {
 
     async fn early_request_filter(&self, session: &mut Session, context: &mut Context) -> Result<()> {
         watchdog::disarm();
+        // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
+        session.set_pipelining_enabled(false);
         body::set_timeouts(session, &self.routing.table().config.limits);
         context.dialect = Dialect::of_path(session.req_header().uri.path());
         Ok(())
@@ -311,8 +313,10 @@ impl Proxy {
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) -> Result<()> {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
-            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer.
+            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
+            // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
+            session.set_pipelining_enabled(true);
         } else {
             session.set_keepalive(None);
         }
