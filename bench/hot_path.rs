@@ -31,10 +31,7 @@ fn array(item: &str, bytes: usize) -> String {
 /// Messages, system prompt and tools of a body of about so many bytes.
 fn history(bytes: usize) -> String {
     let tools = array(TOOL, 31_000);
-    let system = array(
-        r#"{"type":"text","text":"You are an interactive agent that helps."}"#,
-        7_000,
-    );
+    let system = array(r#"{"type":"text","text":"You are an interactive agent that helps."}"#, 7_000);
     let messages = array(TURN, bytes - tools.len() - system.len());
     format!(r#""messages":{messages},"system":{system},"tools":{tools}"#)
 }
@@ -55,31 +52,11 @@ fn bodies(criterion: &mut Criterion) {
     let session = Wanted::ModelAndSession;
     let text = "a line of prose without anything to escape; ".repeat(1 << 20 >> 5);
     let cases = [
-        (
-            "session_50_kb",
-            session,
-            format!("{{{MODEL},{},{TAIL}}}", history(50_000)),
-        ),
-        (
-            "session_1_mb",
-            session,
-            format!("{{{MODEL},{},{TAIL}}}", history(1_000_000)),
-        ),
-        (
-            "model_last_50_kb",
-            Wanted::Model,
-            format!("{{{},{TAIL},{MODEL}}}", history(50_000)),
-        ),
-        (
-            "model_last_1_mb",
-            Wanted::Model,
-            format!("{{{},{TAIL},{MODEL}}}", history(1_000_000)),
-        ),
-        (
-            "long_string",
-            Wanted::Model,
-            format!(r#"{{"prompt":"{text}",{MODEL}}}"#),
-        ),
+        ("session_50_kb", session, format!("{{{MODEL},{},{TAIL}}}", history(50_000))),
+        ("session_1_mb", session, format!("{{{MODEL},{},{TAIL}}}", history(1_000_000))),
+        ("model_last_50_kb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(50_000))),
+        ("model_last_1_mb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(1_000_000))),
+        ("long_string", Wanted::Model, format!(r#"{{"prompt":"{text}",{MODEL}}}"#)),
     ];
     let mut group = criterion.benchmark_group("scanner");
     for (name, wanted, body) in cases {
@@ -100,12 +77,9 @@ fn bodies(criterion: &mut Criterion) {
 
 fn form(criterion: &mut Criterion) {
     // Every byte value as often as any other, as in compressed audio.
-    let audio: Vec<u8> = (0..1_000_000_u32)
-        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+    let audio: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let head = b"--X\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\n\r\n";
-    let model =
-        b"\r\n--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--X--\r\n";
+    let model = b"\r\n--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--X--\r\n";
     let body = [&head[..], &audio[..], &model[..]].concat();
     let mut group = criterion.benchmark_group("form");
     group.throughput(Throughput::Bytes(body.len() as u64));
@@ -133,36 +107,22 @@ fn head() -> HeaderMap {
         ("x-stainless-os", "Linux"),
         ("x-stainless-retry-count", "0"),
         ("x-stainless-timeout", "600"),
-        (
-            "anthropic-beta",
-            "claude-code-20250219,interleaved-thinking-2025-05-14",
-        ),
+        ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14"),
         ("anthropic-version", "2023-06-01"),
         ("x-app", "cli"),
         ("host", "127.0.0.1:8080"),
         ("content-length", "49403"),
     ]
     .into_iter()
-    .map(|(name, value)| {
-        (
-            http::HeaderName::from_static(name),
-            HeaderValue::from_static(value),
-        )
-    })
+    .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
     .collect()
 }
 
 fn identity(criterion: &mut Criterion) {
     let secret = KeySecret::new([7; 16]);
     let mut named = head();
-    named.insert(
-        "x-claude-code-session-id",
-        HeaderValue::from_static("be1bd76a-8294-49e0-b3d2-e58bc1e620a9"),
-    );
-    named.insert(
-        "x-claude-code-agent-id",
-        HeaderValue::from_static("a47b7e553d913f94c"),
-    );
+    named.insert("x-claude-code-session-id", HeaderValue::from_static("be1bd76a-8294-49e0-b3d2-e58bc1e620a9"));
+    named.insert("x-claude-code-agent-id", HeaderValue::from_static("a47b7e553d913f94c"));
     let mut scanner = Scanner::new(Wanted::ModelAndSession);
     scanner.feed(format!("{{{MODEL},{TAIL}}}").as_bytes());
     let fields = scanner.fields();
