@@ -118,12 +118,17 @@ impl Server {
     }
 
     fn apply(&self, config: Config) -> &'static str {
+        let known = self.routing.table().config.warnings();
+        let warnings = config.warnings();
         match self.routing.reload(config) {
             Reloaded::NeedsRestart(keys) => {
                 warn!("reload refused, nothing has changed: {} can only change with a restart", keys.join(", "));
                 "refused"
             }
             Reloaded::Applied(changes) => {
+                for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
+                    warn!("{warning}");
+                }
                 info!("reloaded: {}", if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") });
                 "applied"
             }
@@ -160,8 +165,7 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {
     let conf = ServerConf { upstream_keepalive_pool_size: UPSTREAM_POOL, ..ServerConf::default() };
-    let proxy =
-        Proxy { routing: Arc::clone(routing), open: open.clone(), memory: Arc::new(Budget::default()) };
+    let proxy = Proxy { routing: Arc::clone(routing), open: open.clone(), memory: Arc::new(Budget::default()) };
     let mut proxy = http_proxy(&Arc::new(conf), proxy);
     // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
     proxy.server_options = Some(HttpServerOptions::default());

@@ -7,7 +7,7 @@
 //! The life of a turn: [`Balancer::arrive`] decides and takes the slot, [`Balancer::served`] marks the first byte of a
 //! good response, [`Balancer::finish`] gives the slot back. A [`Ticket`] carries the turn from one to the next.
 
-#![deny(clippy::disallowed_methods)]
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
 mod affinity;
 mod load;
@@ -297,12 +297,7 @@ impl Balancer {
         Ok((chosen, Decision::Placed { reason }))
     }
 
-    fn unpinned(
-        &mut self,
-        turn: &Turn<'_>,
-        reason: Unpinned,
-        now: Duration,
-    ) -> Result<(ReplicaId, Decision), Refusal> {
+    fn unpinned(&mut self, turn: &Turn<'_>, reason: Unpinned, now: Duration) -> Result<(ReplicaId, Decision), Refusal> {
         Ok((self.least_loaded(turn, Weigh::Requests, now)?, Decision::Unpinned { reason }))
     }
 

@@ -189,10 +189,13 @@ fn side_calls_go_to_the_idlest_replica_and_make_no_pin() {
 #[test]
 fn without_affinity_turns_follow_load_and_rotate_among_equals() {
     let mut box_ = Rig::new(4, Policy { mode: Mode::LeastLoaded, ..policy() });
-    let mut replicas: Vec<_> = (0..4).map(|_| box_.turn(0)).map(|done| {
-        assert_eq!(done.decision, Decision::Unpinned { reason: Unpinned::AffinityOff });
-        done.replica
-    }).collect();
+    let mut replicas: Vec<_> = (0..4)
+        .map(|_| box_.turn(0))
+        .map(|done| {
+            assert_eq!(done.decision, Decision::Unpinned { reason: Unpinned::AffinityOff });
+            done.replica
+        })
+        .collect();
     replicas.sort();
     assert_eq!(replicas, (0..4).map(id).collect::<Vec<_>>());
 }
@@ -353,8 +356,11 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let outcome = prop_oneof![
-        Just(Outcome::Completed), Just(Outcome::Rejected), Just(Outcome::Failed),
-        Just(Outcome::Abandoned), Just(Outcome::MovedOn),
+        Just(Outcome::Completed),
+        Just(Outcome::Rejected),
+        Just(Outcome::Failed),
+        Just(Outcome::Abandoned),
+        Just(Outcome::MovedOn),
     ];
     let kind = prop_oneof![9 => Just(TurnKind::Conversation), 1 => Just(TurnKind::Side)];
     prop_oneof![

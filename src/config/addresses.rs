@@ -19,19 +19,11 @@ pub(super) struct ServerPlace {
 }
 
 /// Checks the listeners and the admin listener against each other, and the replicas' servers against both and each other.
-pub(super) fn validate(
-    listen: &[Place],
-    admin: Option<&Place>,
-    servers: &[ServerPlace],
-    problems: &mut Problems,
-) {
+pub(super) fn validate(listen: &[Place], admin: Option<&Place>, servers: &[ServerPlace], problems: &mut Problems) {
     let own: Vec<&Place> = listen.iter().chain(admin).collect();
     for (i, later) in own.iter().enumerate() {
         if let Some(earlier) = own[..i].iter().find(|e| overlap(e.address, later.address)) {
-            let reason = format!(
-                "{} overlaps {} of {}",
-                later.address, earlier.address, earlier.path
-            );
+            let reason = format!("{} overlaps {} of {}", later.address, earlier.address, earlier.path);
             problems.add(later.path.clone(), reason);
         }
     }

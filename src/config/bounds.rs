@@ -43,8 +43,7 @@ pub(super) const WRITE_TIMEOUT: Number = number("write_timeout_s", 60, 1..=HOUR_
 /// Replicas are on this machine or next to it: a connect that takes a second has met a dead host.
 pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1000, 1..=60_000);
 pub(super) const REPLAY_BYTES: Number = number("replay_bytes_max", 8 * MIB, KIB..=4 * GIB);
-pub(super) const REPLAY_MEMORY: Number =
-    number("replay_memory_bytes_max", 512 * MIB, KIB..=1024 * GIB);
+pub(super) const REPLAY_MEMORY: Number = number("replay_memory_bytes_max", 512 * MIB, KIB..=1024 * GIB);
 pub(super) const REPLAY_WAIT: Number = number("replay_wait_ms", 5, 1..=1000);
 
 /// No default: [`super::ModelConfig::ASSUMED_MAX_NUM_SEQS`] stands in where the engine doesn't tell.
@@ -54,8 +53,7 @@ pub(super) const SPILL_THRESHOLD: Bound = bound("spill_threshold", 1..=65_536);
 pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 1..=100_000_000);
 /// An agent that was silent for an hour has most likely lost its KV cache to others.
 pub(super) const CONVERSATION_IDLE: Number = number("conversation_idle_s", HOUR_S, 1..=30 * DAY_S);
-pub(super) const DATA_PARALLEL_SIZE: Number =
-    number("data_parallel_size", 1, 1..=REPLICAS_MAX as u64);
+pub(super) const DATA_PARALLEL_SIZE: Number = number("data_parallel_size", 1, 1..=REPLICAS_MAX as u64);
 
 /// In a model, ranks counted. Sixteen times what the cost of a decision is measured with.
 pub(super) const REPLICAS_MAX: usize = 1024;
@@ -64,16 +62,9 @@ pub(super) const MODEL_NAME_BYTES_MAX: usize = 256;
 pub(super) const REPLICA_NAME_BYTES_MAX: usize = 128;
 
 const fn bound(key: &'static str, range: RangeInclusive<u64>) -> Bound {
-    Bound {
-        key,
-        min: *range.start(),
-        max: *range.end(),
-    }
+    Bound { key, min: *range.start(), max: *range.end() }
 }
 
 const fn number(key: &'static str, default: u64, range: RangeInclusive<u64>) -> Number {
-    Number {
-        bound: bound(key, range),
-        default,
-    }
+    Number { bound: bound(key, range), default }
 }

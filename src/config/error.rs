@@ -1,6 +1,6 @@
 //! What is wrong with a file, and where.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::Path as FilePath;
 
 use super::bounds::{Bound, Number};
@@ -36,17 +36,11 @@ impl ConfigError {
     }
 
     pub(super) fn one(problem: Problem) -> Self {
-        Self {
-            problems: vec![problem],
-        }
+        Self { problems: vec![problem] }
     }
 
     pub(super) fn unreadable(path: &FilePath, err: &std::io::Error) -> Self {
-        Self::one(Problem {
-            line: None,
-            path: String::new(),
-            reason: format!("{}: {err}", path.display()),
-        })
+        Self::one(Problem { line: None, path: String::new(), reason: format!("{}: {err}", path.display()) })
     }
 
     /// serde_yaml shows path, message and position as one text only, so they are taken apart here.
@@ -65,11 +59,7 @@ impl ConfigError {
             Some((path, reason)) if !path.contains(' ') => (path, reason),
             Some(_) | None => ("", text.as_str()),
         };
-        Self::one(Problem {
-            line: location.map(|at| at.line()),
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        })
+        Self::one(Problem { line: location.map(|at| at.line()), path: path.to_owned(), reason: reason.to_owned() })
     }
 }
 
@@ -93,9 +83,10 @@ impl fmt::Display for Problem {
             write!(f, "line {line}: ")?;
         }
         if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+            write_in_line(f, &self.path)?;
+            f.write_str(": ")?;
         }
-        f.write_str(&self.reason)
+        write_in_line(f, &self.reason)
     }
 }
 
@@ -113,17 +104,11 @@ impl Problems {
 
     /// The number given under `parent`, or its default.
     pub(super) fn number(&mut self, parent: &Path, number: &Number, given: Option<u64>) -> u64 {
-        self.within(parent, &number.bound, given)
-            .unwrap_or(number.default)
+        self.within(parent, &number.bound, given).unwrap_or(number.default)
     }
 
     /// The number given under `parent`; one out of bounds is a problem, and counts as not given so that the checks can go on.
-    pub(super) fn within(
-        &mut self,
-        parent: &Path,
-        bound: &Bound,
-        given: Option<u64>,
-    ) -> Option<u64> {
+    pub(super) fn within(&mut self, parent: &Path, bound: &Bound, given: Option<u64>) -> Option<u64> {
         let value = given?;
         if (bound.min..=bound.max).contains(&value) {
             return Some(value);
@@ -140,20 +125,24 @@ impl Problems {
             .found
             .into_iter()
             .take(Self::SHOWN_MAX)
-            .map(|(path, reason)| Problem {
-                line: locate::line_of(text, &path),
-                path: path.to_string(),
-                reason,
-            })
+            .map(|(path, reason)| Problem { line: locate::line_of(text, &path), path: path.to_string(), reason })
             .collect();
         problems.sort_by_key(|problem| problem.line);
         if more > 0 {
-            problems.push(Problem {
-                line: None,
-                path: String::new(),
-                reason: format!("and {more} more problems"),
-            });
+            problems.push(Problem { line: None, path: String::new(), reason: format!("and {more} more problems") });
         }
         ConfigError { problems }
     }
+}
+
+/// Paths and reasons quote the file, whose control characters must not break the line or reach a terminal.
+fn write_in_line(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for c in text.chars() {
+        if c.is_control() {
+            write!(f, "{}", c.escape_default())?;
+        } else {
+            f.write_char(c)?;
+        }
+    }
+    Ok(())
 }

@@ -153,20 +153,12 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             }
 
             fn visit_str<E: Error>(self, url: &str) -> Result<ReplicaFile, E> {
-                Ok(ReplicaFile {
-                    url: url.to_owned(),
-                    name: None,
-                    data_parallel_size: None,
-                })
+                Ok(ReplicaFile { url: url.to_owned(), name: None, data_parallel_size: None })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaFile, A::Error> {
                 let entry = Entry::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ReplicaFile {
-                    url: entry.url,
-                    name: entry.name,
-                    data_parallel_size: entry.data_parallel_size,
-                })
+                Ok(ReplicaFile { url: entry.url, name: entry.name, data_parallel_size: entry.data_parallel_size })
             }
         }
 

@@ -27,9 +27,7 @@ enum Step {
 pub(super) fn line_of(text: &str, path: &Path) -> Option<usize> {
     (1..=path.0.len()).rev().find_map(|steps| {
         let target = Descend(&path.0[..steps]);
-        let err = target
-            .deserialize(serde_yaml::Deserializer::from_str(text))
-            .err()?;
+        let err = target.deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
         err.location().map(|at| at.line())
     })
 }
@@ -38,10 +36,7 @@ pub(super) fn line_of(text: &str, path: &Path) -> Option<usize> {
 /// absent), and tags. Errors of YAML itself come to light here too.
 pub(super) fn check_form(text: &str) -> Result<(), ConfigError> {
     let refused = RefCell::new(None);
-    let form = Form {
-        path: Path::default(),
-        refused: &refused,
-    };
+    let form = Form { path: Path::default(), refused: &refused };
     let Err(err) = form.deserialize(serde_yaml::Deserializer::from_str(text)) else {
         return Ok(());
     };
@@ -60,11 +55,7 @@ pub(super) fn check_form(text: &str) -> Result<(), ConfigError> {
         }
         Refused::Absent(path) => (None, path, "the file is empty"),
     };
-    Err(ConfigError::one(Problem {
-        line,
-        path: path.to_string(),
-        reason: reason.to_owned(),
-    }))
+    Err(ConfigError::one(Problem { line, path: path.to_string(), reason: reason.to_owned() }))
 }
 
 impl Path {
@@ -242,10 +233,7 @@ impl Form<'_> {
     }
 
     fn below(&self, path: Path) -> Form<'_> {
-        Form {
-            path,
-            refused: self.refused,
-        }
+        Form { path, refused: self.refused }
     }
 }
 
@@ -266,10 +254,7 @@ impl<'de> Visitor<'de> for Form<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut seen = BTreeSet::new();
-        while let Some(key) = map.next_key_seed(NewKey {
-            seen: &mut seen,
-            form: &self,
-        })? {
+        while let Some(key) = map.next_key_seed(NewKey { seen: &mut seen, form: &self })? {
             map.next_value_seed(self.below(self.path.key(&key)))?;
         }
         Ok(())
@@ -277,10 +262,7 @@ impl<'de> Visitor<'de> for Form<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let mut index = 0;
-        while seq
-            .next_element_seed(self.below(self.path.index(index)))?
-            .is_some()
-        {
+        while seq.next_element_seed(self.below(self.path.index(index)))?.is_some() {
             index += 1;
         }
         Ok(())
@@ -304,6 +286,11 @@ impl<'de> Visitor<'de> for Form<'_> {
 
     fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
         Ok(())
+    }
+
+    /// How serde_yaml shows a text without any value.
+    fn visit_none<E: Error>(self) -> Result<(), E> {
+        self.visit_unit()
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {

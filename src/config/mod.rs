@@ -144,8 +144,7 @@ impl Config {
 
     /// [`Self::from_yaml`] of a file. One that can't be read is an error that has the path and the operating system's reason.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text =
-            read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
+        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
         Self::from_yaml(&text)
     }
 
@@ -175,10 +174,7 @@ impl Config {
 
 impl Default for Limits {
     fn default() -> Self {
-        validate::limits(
-            &file::LimitsFile::default(),
-            &mut error::Problems::default(),
-        )
+        validate::limits(&file::LimitsFile::default(), &mut error::Problems::default())
     }
 }
 

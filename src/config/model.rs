@@ -41,12 +41,7 @@ pub(super) fn path(name: &str) -> Path {
 }
 
 /// The model as far as it can be made out; what is wrong with it is added to `problems`.
-pub(super) fn validate(
-    name: String,
-    file: ModelFile,
-    resolve: Resolve<'_>,
-    problems: &mut Problems,
-) -> Model {
+pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, problems: &mut Problems) -> Model {
     let at = path(&name);
     check_name(&at, &name, problems);
     for (i, alias) in file.aliases.iter().enumerate() {
@@ -54,8 +49,7 @@ pub(super) fn validate(
     }
     let affinity = file.affinity.unwrap_or(true);
     if affinity && file.balancing.is_some() {
-        let reason =
-            "it says who chooses without affinity, but affinity is true; remove one of them";
+        let reason = "it says who chooses without affinity, but affinity is true; remove one of them";
         problems.add(at.key("balancing"), reason);
     }
     let balancing = file.balancing.unwrap_or(Balancing::LeastLoaded);
@@ -65,13 +59,10 @@ pub(super) fn validate(
     };
     let servers = servers(&at, file.replicas, resolve, problems);
     let replicas = replicas(&at, &servers, ranks, problems);
-    let max_num_seqs = problems
-        .within(&at, &bounds::MAX_NUM_SEQS, file.max_num_seqs)
-        .map(|seqs| seqs as u32); // Lossless: its bound is 65,536.
+    let max_num_seqs = problems.within(&at, &bounds::MAX_NUM_SEQS, file.max_num_seqs).map(|seqs| seqs as u32); // Lossless: its bound is 65,536.
     let spill_threshold = spill_threshold(&at, file.spill_threshold, max_num_seqs, problems);
     let conversations_max = problems.number(&at, &bounds::CONVERSATIONS, file.conversations_max);
-    let conversation_idle_s =
-        problems.number(&at, &bounds::CONVERSATION_IDLE, file.conversation_idle_s);
+    let conversation_idle_s = problems.number(&at, &bounds::CONVERSATION_IDLE, file.conversation_idle_s);
     let servers = servers.into_iter().map(|server| server.place(&name));
     Model {
         servers: servers.collect(),
@@ -93,13 +84,7 @@ pub(super) fn validate(
 
 impl Server {
     fn place(self, model: &str) -> ServerPlace {
-        ServerPlace {
-            model: model.to_owned(),
-            at: Place {
-                path: self.path.key("url"),
-                address: self.address,
-            },
-        }
+        ServerPlace { model: model.to_owned(), at: Place { path: self.path.key("url"), address: self.address } }
     }
 
     fn replica(&self, rank: Option<u16>) -> ReplicaConfig {
@@ -135,22 +120,14 @@ fn check_name(path: &Path, name: &str, problems: &mut Problems) {
     if name.is_empty() {
         problems.add(path.clone(), "the name is empty");
     } else if name.len() > bounds::MODEL_NAME_BYTES_MAX {
-        let reason = format!(
-            "the name is longer than {} bytes",
-            bounds::MODEL_NAME_BYTES_MAX
-        );
+        let reason = format!("the name is longer than {} bytes", bounds::MODEL_NAME_BYTES_MAX);
         problems.add(path.clone(), reason);
     } else if name.chars().any(char::is_control) {
         problems.add(path.clone(), "the name has a control character");
     }
 }
 
-fn servers(
-    model: &Path,
-    entries: Vec<ReplicaFile>,
-    resolve: Resolve<'_>,
-    problems: &mut Problems,
-) -> Vec<Server> {
+fn servers(model: &Path, entries: Vec<ReplicaFile>, resolve: Resolve<'_>, problems: &mut Problems) -> Vec<Server> {
     let path = model.key("replicas");
     if entries.is_empty() {
         problems.add(path, "no replica is given");
@@ -160,22 +137,12 @@ fn servers(
         too_many(path, entries.len(), problems);
         return Vec::new();
     }
-    entries
-        .into_iter()
-        .enumerate()
-        .filter_map(|(i, entry)| server(path.index(i), entry, resolve, problems))
-        .collect()
+    entries.into_iter().enumerate().filter_map(|(i, entry)| server(path.index(i), entry, resolve, problems)).collect()
 }
 
-fn server(
-    path: Path,
-    entry: ReplicaFile,
-    resolve: Resolve<'_>,
-    problems: &mut Problems,
-) -> Option<Server> {
+fn server(path: Path, entry: ReplicaFile, resolve: Resolve<'_>, problems: &mut Problems) -> Option<Server> {
     let size = problems.number(&path, &bounds::DATA_PARALLEL_SIZE, entry.data_parallel_size);
-    let found = url::parse(&entry.url)
-        .and_then(|server| Ok((server.address(resolve)?, server.authority())));
+    let found = url::parse(&entry.url).and_then(|server| Ok((server.address(resolve)?, server.authority())));
     let (address, authority) = match found {
         Ok(found) => found,
         Err(reason) => {
@@ -194,12 +161,7 @@ fn server(
 }
 
 /// The servers' replicas, with names that differ.
-fn replicas(
-    model: &Path,
-    servers: &[Server],
-    ranks: Ranks,
-    problems: &mut Problems,
-) -> Vec<ReplicaConfig> {
+fn replicas(model: &Path, servers: &[Server], ranks: Ranks, problems: &mut Problems) -> Vec<ReplicaConfig> {
     let count: usize = servers.iter().map(|s| usize::from(s.count(ranks))).sum();
     if count > bounds::REPLICAS_MAX {
         too_many(model.key("replicas"), count, problems);
@@ -209,13 +171,14 @@ fn replicas(
     let mut names = BTreeSet::new();
     for server in servers {
         let added = server.replicas(ranks);
-        // One of a server's ranks speaks for the others: their names differ in digits only.
-        let reason = added.iter().rev().find_map(|replica| {
-            let taken = || format!("another replica is named `{}` already", replica.name);
-            replica_name(&replica.name)
-                .err()
-                .or_else(|| names.contains(&replica.name).then(taken))
-        });
+        let taken = added.iter().find(|replica| names.contains(&replica.name));
+        // The last rank has the longest name.
+        let checked = [Some(&server.name), added.last().map(|last| &last.name)];
+        let reason = checked
+            .into_iter()
+            .flatten()
+            .find_map(|name| replica_name(name).err())
+            .or(taken.map(|taken| format!("another replica is named `{}` already", taken.name)));
         if let Some(reason) = reason {
             problems.add(server.path.key("name"), reason);
         }
@@ -227,25 +190,20 @@ fn replicas(
 
 fn too_many(path: Path, replicas: usize, problems: &mut Problems) {
     let max = bounds::REPLICAS_MAX;
-    problems.add(
-        path,
-        format!("{replicas} replicas (ranks counted) are more than {max}"),
-    );
+    problems.add(path, format!("{replicas} replicas (ranks counted) are more than {max}"));
 }
 
 /// The names travel in a header, where a comma would separate them.
 fn replica_name(name: &str) -> Result<(), String> {
     let max = bounds::REPLICA_NAME_BYTES_MAX;
-    if name.is_empty() || name.starts_with('/') {
+    if name.is_empty() {
         return Err("the name is empty".to_owned());
     }
     if name.len() > max {
         return Err(format!("the name `{name}` is longer than {max} bytes"));
     }
     if !name.bytes().all(|b| b.is_ascii_graphic() && b != b',') {
-        return Err(format!(
-            "the name `{name}` has other than printable ASCII, or a space or comma"
-        ));
+        return Err(format!("the name `{name}` has other than printable ASCII, or a space or comma"));
     }
     Ok(())
 }

@@ -6,15 +6,9 @@ use std::time::Duration;
 
 use super::{Config, Limits, ModelConfig, ReplicaConfig};
 
-/// What can't change while the process runs: sockets are opened once, and the server's grace period, the watchdog over connections and
-/// the memory budget are made with the server.
-const FIXED_AT_START: [&str; 5] = [
-    "listen",
-    "admin",
-    "shutdown_grace_s",
-    "limits.head_timeout_s",
-    "limits.replay_memory_bytes_max",
-];
+/// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
+/// it is used.
+const FIXED_AT_START: [&str; 2] = ["listen", "admin"];
 
 /// A key of the file and its value, ready to compare and to show.
 type Setting = (&'static str, String);
@@ -46,15 +40,7 @@ impl Config {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let Config {
-            listen,
-            admin,
-            default_model,
-            limits,
-            scrape_interval,
-            shutdown_grace,
-            models: _,
-        } = self;
+        let Config { listen, admin, default_model, limits, scrape_interval, shutdown_grace, models: _ } = self;
         let mut settings = vec![
             ("listen", format!("{listen:?}")),
             ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
@@ -90,10 +76,7 @@ impl Limits {
             ("limits.write_timeout_s", seconds(write_timeout)),
             ("limits.connect_timeout_ms", millis(connect_timeout)),
             ("limits.replay_bytes_max", replay_bytes_max.to_string()),
-            (
-                "limits.replay_memory_bytes_max",
-                replay_memory_bytes_max.to_string(),
-            ),
+            ("limits.replay_memory_bytes_max", replay_memory_bytes_max.to_string()),
             ("limits.replay_wait_ms", millis(replay_wait)),
         ]
     }
@@ -102,8 +85,7 @@ impl Limits {
 impl ModelConfig {
     fn changes(&self, new: &ModelConfig) -> Vec<String> {
         let mut changes = setting_changes(self.settings(), new.settings());
-        let old_of: BTreeMap<&str, &ReplicaConfig> =
-            self.replicas.iter().map(|r| (&*r.name, r)).collect();
+        let old_of: BTreeMap<&str, &ReplicaConfig> = self.replicas.iter().map(|r| (&*r.name, r)).collect();
         for replica in &new.replicas {
             match old_of.get(&*replica.name) {
                 None => changes.push(format!("replica {} added", replica.name)),
@@ -154,13 +136,7 @@ impl ReplicaConfig {
     }
 
     fn settings(&self) -> [Setting; 4] {
-        let ReplicaConfig {
-            name: _,
-            address,
-            authority,
-            rank,
-            data_parallel_size,
-        } = self;
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
@@ -170,13 +146,8 @@ impl ReplicaConfig {
     }
 }
 
-fn setting_changes(
-    old: impl IntoIterator<Item = Setting>,
-    new: impl IntoIterator<Item = Setting>,
-) -> Vec<String> {
-    differing(old, new)
-        .map(|(key, old, new)| format!("{key}: {old} -> {new}"))
-        .collect()
+fn setting_changes(old: impl IntoIterator<Item = Setting>, new: impl IntoIterator<Item = Setting>) -> Vec<String> {
+    differing(old, new).map(|(key, old, new)| format!("{key}: {old} -> {new}")).collect()
 }
 
 /// Key, old and new value of the settings that differ. Both sides come from the same function, so that they pair up.
@@ -184,10 +155,7 @@ fn differing(
     old: impl IntoIterator<Item = Setting>,
     new: impl IntoIterator<Item = Setting>,
 ) -> impl Iterator<Item = (&'static str, String, String)> {
-    old.into_iter()
-        .zip(new)
-        .filter(|((_, old), (_, new))| old != new)
-        .map(|((key, old), (_, new))| (key, old, new))
+    old.into_iter().zip(new).filter(|((_, old), (_, new))| old != new).map(|((key, old), (_, new))| (key, old, new))
 }
 
 fn or_none(value: Option<&impl Display>) -> String {
@@ -266,16 +234,7 @@ models:
     #[test]
     fn a_key_that_is_fixed_at_start_needs_a_restart() {
         let running = config(RUNNING);
-        for (key, line) in [
-            ("listen", "listen: 127.0.0.1:7070"),
-            ("admin", "admin: off"),
-            ("shutdown_grace_s", "shutdown_grace_s: 1"),
-            ("limits.head_timeout_s", "limits: {head_timeout_s: 1}"),
-            (
-                "limits.replay_memory_bytes_max",
-                "limits: {replay_memory_bytes_max: 1GiB}",
-            ),
-        ] {
+        for (key, line) in [("listen", "listen: 127.0.0.1:7070"), ("admin", "admin: off")] {
             assert!(FIXED_AT_START.contains(&key), "{key}");
             let new = config(&format!("{line}\n{RUNNING}"));
             assert_eq!(running.restart_needed(&new), [key]);
@@ -283,6 +242,8 @@ models:
         for line in [
             "default_model: a",
             "scrape_interval_ms: 50",
+            "shutdown_grace_s: 1",
+            "limits: {replay_memory_bytes_max: 1GiB}",
             "limits: {keepalive_timeout_s: 1}",
         ] {
             let new = config(&format!("{line}\n{RUNNING}"));

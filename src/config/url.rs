@@ -66,8 +66,8 @@ impl Server {
 
     fn lookup(&self, resolve: Resolve<'_>) -> Result<SocketAddr, String> {
         let host = &self.host;
-        let addresses = resolve(host, self.port)
-            .map_err(|err| format!("the host `{host}` can't be resolved: {err}"))?;
+        let addresses =
+            resolve(host, self.port).map_err(|err| format!("the host `{host}` can't be resolved: {err}"))?;
         addresses
             .iter()
             .find(|address| address.is_ipv4())
@@ -81,9 +81,7 @@ impl Server {
 fn refuse_tail(tail: &str) -> Result<(), String> {
     let path = tail.split(['?', '#']).next().unwrap_or(tail);
     if !path.is_empty() && path != "/" {
-        return Err(format!(
-            "a path is not supported: give the server without `{path}`"
-        ));
+        return Err(format!("a path is not supported: give the server without `{path}`"));
     }
     if tail.contains('?') {
         return Err("a query is not supported".to_owned());
@@ -106,10 +104,7 @@ fn server(authority: &str) -> Result<Server, String> {
     if host.is_empty() || port == 0 {
         return Err(invalid());
     }
-    Ok(Server {
-        host: host.to_owned(),
-        port,
-    })
+    Ok(Server { host: host.to_owned(), port })
 }
 
 #[cfg(test)]
@@ -140,7 +135,7 @@ mod tests {
         for (url, reason) in [
             ("127.0.0.1:8000", "write http://127.0.0.1:8000"),
             ("https://127.0.0.1:8000", "TLS towards replicas"),
-            ("unix:///tmp/vllm", "scheme `unix`"),
+            ("unix:///run/vllm", "scheme `unix`"),
             ("http://127.0.0.1:8000/v1", "without `/v1`"),
             ("http://127.0.0.1:8000/v1?x=/", "without `/v1`"),
             ("http://127.0.0.1:8000?x", "query"),
@@ -179,10 +174,7 @@ mod tests {
         assert_eq!(v6.address(&nowhere), Ok(address));
         let name = parse("http://gpu-box:8000").expect("a URL");
         let refusal = name.address(&nowhere).expect_err("no such host");
-        assert_eq!(
-            refusal,
-            "the host `gpu-box` can't be resolved: no such host"
-        );
+        assert_eq!(refusal, "the host `gpu-box` can't be resolved: no such host");
     }
 
     #[test]

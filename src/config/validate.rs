@@ -24,8 +24,7 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     let listen = listen(file.listen, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
     let limits = limits(&file.limits, &mut problems);
-    let scrape_interval_ms =
-        problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
+    let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     let (models, servers) = models(file.models, resolve, &mut problems);
     names(&models, file.default_model.as_deref(), &mut problems);
@@ -54,21 +53,12 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
         body_bytes_max: bytes(number(&bounds::BODY_BYTES, size(file.body_bytes_max))),
         head_bytes_max: bytes(number(&bounds::HEAD_BYTES, size(file.head_bytes_max))),
         head_timeout: Duration::from_secs(number(&bounds::HEAD_TIMEOUT, file.head_timeout_s)),
-        keepalive_timeout: Duration::from_secs(number(
-            &bounds::KEEPALIVE_TIMEOUT,
-            file.keepalive_timeout_s,
-        )),
+        keepalive_timeout: Duration::from_secs(number(&bounds::KEEPALIVE_TIMEOUT, file.keepalive_timeout_s)),
         body_timeout: Duration::from_secs(number(&bounds::BODY_TIMEOUT, file.body_timeout_s)),
         write_timeout: Duration::from_secs(number(&bounds::WRITE_TIMEOUT, file.write_timeout_s)),
-        connect_timeout: Duration::from_millis(number(
-            &bounds::CONNECT_TIMEOUT,
-            file.connect_timeout_ms,
-        )),
+        connect_timeout: Duration::from_millis(number(&bounds::CONNECT_TIMEOUT, file.connect_timeout_ms)),
         replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
-        replay_memory_bytes_max: bytes(number(
-            &bounds::REPLAY_MEMORY,
-            size(file.replay_memory_bytes_max),
-        )),
+        replay_memory_bytes_max: bytes(number(&bounds::REPLAY_MEMORY, size(file.replay_memory_bytes_max))),
         replay_wait: Duration::from_millis(number(&bounds::REPLAY_WAIT, file.replay_wait_ms)),
     };
     if limits.replay_bytes_max > limits.replay_memory_bytes_max {
@@ -85,10 +75,7 @@ fn listen(file: Option<Listen>, problems: &mut Problems) -> Vec<Place> {
     let path = Path::default().key("listen");
     let given: Vec<(Path, String)> = match file {
         None => {
-            return vec![Place {
-                path,
-                address: LISTEN_DEFAULT,
-            }];
+            return vec![Place { path, address: LISTEN_DEFAULT }];
         }
         Some(Listen::One(text)) => vec![(path, text)],
         Some(Listen::Many(texts)) if texts.is_empty() => {
@@ -100,19 +87,13 @@ fn listen(file: Option<Listen>, problems: &mut Problems) -> Vec<Place> {
             indexed.map(|(i, text)| (path.index(i), text)).collect()
         }
     };
-    given
-        .into_iter()
-        .filter_map(|(path, text)| place(path, &text, problems))
-        .collect()
+    given.into_iter().filter_map(|(path, text)| place(path, &text, problems)).collect()
 }
 
 fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     let path = Path::default().key("admin");
     match file {
-        None => Some(Place {
-            path,
-            address: ADMIN_DEFAULT,
-        }),
+        None => Some(Place { path, address: ADMIN_DEFAULT }),
         Some(ADMIN_OFF) => None,
         Some(text) => place(path, text, problems),
     }
@@ -122,9 +103,7 @@ fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
     match text.parse() {
         Ok(address) => Some(Place { path, address }),
         Err(_) => {
-            let reason = format!(
-                "`{text}` is not an IP address with a port, like 127.0.0.1:8080 or [::1]:8080"
-            );
+            let reason = format!("`{text}` is not an IP address with a port, like 127.0.0.1:8080 or [::1]:8080");
             problems.add(path, reason);
             None
         }

@@ -86,11 +86,7 @@ impl Fields {
             Target::ConversationId => &mut self.conversation_id,
             Target::PromptCacheKey => &mut self.prompt_cache_key,
         };
-        let parse = if target == Target::UserId {
-            SessionValue::from_user_id
-        } else {
-            SessionValue::parse
-        };
+        let parse = if target == Target::UserId { SessionValue::from_user_id } else { SessionValue::parse };
         if slot.is_none() {
             *slot = text.ok().and_then(parse);
         }

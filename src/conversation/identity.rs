@@ -94,41 +94,19 @@ static BODY_RULES: [BodyRule; 5] = [
         agent: Some(CLAUDE_CODE_AGENT),
         source: Source::BodyMetadata,
     },
-    BodyRule {
-        value: |fields| fields.session_id.as_ref(),
-        agent: None,
-        source: Source::BodySession,
-    },
-    BodyRule {
-        value: |fields| fields.conversation.as_ref(),
-        agent: None,
-        source: Source::BodyConversation,
-    },
-    BodyRule {
-        value: |fields| fields.conversation_id.as_ref(),
-        agent: None,
-        source: Source::BodyConversationId,
-    },
-    BodyRule {
-        value: |fields| fields.prompt_cache_key.as_ref(),
-        agent: None,
-        source: Source::BodyPromptCacheKey,
-    },
+    BodyRule { value: |fields| fields.session_id.as_ref(), agent: None, source: Source::BodySession },
+    BodyRule { value: |fields| fields.conversation.as_ref(), agent: None, source: Source::BodyConversation },
+    BodyRule { value: |fields| fields.conversation_id.as_ref(), agent: None, source: Source::BodyConversationId },
+    BodyRule { value: |fields| fields.prompt_cache_key.as_ref(), agent: None, source: Source::BodyPromptCacheKey },
 ];
 
 const fn header_rule(source: Source, agent: Option<HeaderName>) -> HeaderRule {
-    HeaderRule {
-        header: HeaderName::from_static(source.as_str()),
-        agent,
-        source,
-    }
+    HeaderRule { header: HeaderName::from_static(source.as_str()), agent, source }
 }
 
 /// The conversation that head and body name.
 pub fn identify(headers: &HeaderMap, fields: &Fields) -> Identity {
-    Identity {
-        conversation: headers_name_session(headers).or_else(|| body_names_session(headers, fields)),
-    }
+    Identity { conversation: headers_name_session(headers).or_else(|| body_names_session(headers, fields)) }
 }
 
 /// The conversation that the head names by itself. `Some`: nothing in the body outranks it, so the
@@ -136,30 +114,16 @@ pub fn identify(headers: &HeaderMap, fields: &Fields) -> Identity {
 pub fn headers_name_session(headers: &HeaderMap) -> Option<Explicit> {
     HEADER_RULES.iter().find_map(|rule| {
         let session = header_value(headers, &rule.header)?;
-        let agent = rule
-            .agent
-            .as_ref()
-            .and_then(|agent| header_value(headers, agent));
-        Some(Explicit {
-            session,
-            agent,
-            source: rule.source,
-        })
+        let agent = rule.agent.as_ref().and_then(|agent| header_value(headers, agent));
+        Some(Explicit { session, agent, source: rule.source })
     })
 }
 
 fn body_names_session(headers: &HeaderMap, fields: &Fields) -> Option<Explicit> {
     BODY_RULES.iter().find_map(|rule| {
         let session = (rule.value)(fields)?.clone();
-        let agent = rule
-            .agent
-            .as_ref()
-            .and_then(|agent| header_value(headers, agent));
-        Some(Explicit {
-            session,
-            agent,
-            source: rule.source,
-        })
+        let agent = rule.agent.as_ref().and_then(|agent| header_value(headers, agent));
+        Some(Explicit { session, agent, source: rule.source })
     })
 }
 
@@ -201,20 +165,11 @@ mod tests {
         Some((explicit.source, explicit.session.as_str().to_owned(), agent))
     }
 
-    const ALL_HEADERS: [&str; 6] = [
-        "x-claude-code-session-id",
-        "thread-id",
-        "session-id",
-        "session_id",
-        "x-session-id",
-        "x-session-affinity",
-    ];
+    const ALL_HEADERS: [&str; 6] =
+        ["x-claude-code-session-id", "thread-id", "session-id", "session_id", "x-session-id", "x-session-affinity"];
 
     const ALL_FIELDS: [(&str, &str); 5] = [
-        (
-            "body.metadata.user_id",
-            r#""metadata":{"user_id":{"session_id":"value"}}"#,
-        ),
+        ("body.metadata.user_id", r#""metadata":{"user_id":{"session_id":"value"}}"#),
         ("body.session_id", r#""session_id":"value""#),
         ("body.conversation", r#""conversation":{"id":"value"}"#),
         ("body.conversation_id", r#""conversation_id":"value""#),
@@ -228,37 +183,21 @@ mod tests {
             for name in ALL_HEADERS.iter().skip(first) {
                 headers.insert(*name, HeaderValue::from_static("value"));
             }
-            let body_rules = ALL_FIELDS
-                .iter()
-                .skip(first.saturating_sub(ALL_HEADERS.len()));
+            let body_rules = ALL_FIELDS.iter().skip(first.saturating_sub(ALL_HEADERS.len()));
             // Backwards, so that the order in the body is not the one that decides.
             let body: Vec<_> = body_rules.rev().map(|(_, field)| *field).collect();
-            let expected = ALL_HEADERS
-                .into_iter()
-                .chain(ALL_FIELDS.map(|(word, _)| word))
-                .nth(first);
+            let expected = ALL_HEADERS.into_iter().chain(ALL_FIELDS.map(|(word, _)| word)).nth(first);
             let (source, session, _) = named(&headers, &format!("{{{}}}", body.join(","))).unwrap();
             assert_eq!((Some(source.as_str()), &*session), (expected, "value"));
-            assert_eq!(
-                headers_name_session(&headers).is_some(),
-                first < ALL_HEADERS.len()
-            );
+            assert_eq!(headers_name_session(&headers).is_some(), first < ALL_HEADERS.len());
         }
     }
 
     #[test]
     fn a_header_without_a_usable_value_leaves_its_turn_to_the_next() {
-        for value in [
-            &b""[..],
-            b"  ",
-            b"null",
-            b"Undefined",
-            b"NONE",
-            b"a\tb",
-            b"\xff\xfe",
-            &[b'x'; 257],
-            "\u{85}x".as_bytes(),
-        ] {
+        for value in
+            [&b""[..], b"  ", b"null", b"Undefined", b"NONE", b"a\tb", b"\xff\xfe", &[b'x'; 257], "\u{85}x".as_bytes()]
+        {
             let mut headers = head(&[("x-session-id", b"next")]);
             headers.insert("thread-id", HeaderValue::from_bytes(value).unwrap());
             let expected = Some((Source::XSession, "next".to_owned(), None));
@@ -268,67 +207,35 @@ mod tests {
 
     #[test]
     fn a_header_given_twice_counts_where_both_say_the_same() {
-        let same = head(&[
-            ("thread-id", b"a"),
-            ("thread-id", b"a"),
-            ("session-id", b"s"),
-        ]);
+        let same = head(&[("thread-id", b"a"), ("thread-id", b"a"), ("session-id", b"s")]);
         assert_eq!(named(&same, "{}").unwrap().0, Source::Thread);
-        let different = head(&[
-            ("thread-id", b"a"),
-            ("thread-id", b"b"),
-            ("session-id", b"s"),
-        ]);
+        let different = head(&[("thread-id", b"a"), ("thread-id", b"b"), ("session-id", b"s")]);
         assert_eq!(named(&different, "{}").unwrap().0, Source::Session);
     }
 
     #[test]
     fn real_heads_name_their_agent() {
         let claude_code = head(&[
-            (
-                "x-claude-code-session-id",
-                b"30d418a4-d156-4e85-9525-99b830507607",
-            ),
+            ("x-claude-code-session-id", b"30d418a4-d156-4e85-9525-99b830507607"),
             ("x-claude-code-agent-id", b"a47b7e553d913f94c"),
-            (
-                "x-claude-code-prompt-id",
-                b"5f8b4880-e0e7-4a0b-b318-0c098c15f976",
-            ),
+            ("x-claude-code-prompt-id", b"5f8b4880-e0e7-4a0b-b318-0c098c15f976"),
         ]);
         let agent = Some("a47b7e553d913f94c".to_owned());
         let session = "30d418a4-d156-4e85-9525-99b830507607".to_owned();
-        assert_eq!(
-            named(&claude_code, "{}"),
-            Some((Source::ClaudeCodeSession, session, agent))
-        );
+        assert_eq!(named(&claude_code, "{}"), Some((Source::ClaudeCodeSession, session, agent)));
 
         let codex_subagent = head(&[
-            (
-                "x-codex-parent-thread-id",
-                b"01a227b8-9298-7682-b1c2-fa5a36bb6031",
-            ),
-            (
-                "x-client-request-id",
-                b"01a227b8-9364-70d0-a3ae-192bb749c55e",
-            ),
+            ("x-codex-parent-thread-id", b"01a227b8-9298-7682-b1c2-fa5a36bb6031"),
+            ("x-client-request-id", b"01a227b8-9364-70d0-a3ae-192bb749c55e"),
             ("session-id", b"01a227b8-9298-7682-b1c2-fa5a36bb6031"),
             ("thread-id", b"01a227b8-9364-70d0-a3ae-192bb749c55e"),
         ]);
         let thread = "01a227b8-9364-70d0-a3ae-192bb749c55e".to_owned();
-        assert_eq!(
-            named(&codex_subagent, "{}"),
-            Some((Source::Thread, thread, None))
-        );
+        assert_eq!(named(&codex_subagent, "{}"), Some((Source::Thread, thread, None)));
 
-        let opencode = head(&[
-            ("x-session-affinity", b"ses_1"),
-            ("x-session-id", b"ses_1"),
-            ("x-parent-session-id", b"ses_0"),
-        ]);
-        assert_eq!(
-            named(&opencode, "{}"),
-            Some((Source::XSession, "ses_1".to_owned(), None))
-        );
+        let opencode =
+            head(&[("x-session-affinity", b"ses_1"), ("x-session-id", b"ses_1"), ("x-parent-session-id", b"ses_0")]);
+        assert_eq!(named(&opencode, "{}"), Some((Source::XSession, "ses_1".to_owned(), None)));
     }
 
     #[test]
@@ -337,20 +244,11 @@ mod tests {
         let body = r#"{"metadata":{"user_id":"{\"session_id\":\"s\"}"}}"#;
         let expected = Some((Source::BodyMetadata, "s".to_owned(), Some("a1".to_owned())));
         assert_eq!(named(&agent_only, body), expected);
-        assert_eq!(
-            named(&agent_only, r#"{"session_id":"s"}"#),
-            Some((Source::BodySession, "s".to_owned(), None))
-        );
+        assert_eq!(named(&agent_only, r#"{"session_id":"s"}"#), Some((Source::BodySession, "s".to_owned(), None)));
         assert_eq!(named(&agent_only, "{}"), None);
 
-        let unusable_agent = head(&[
-            ("x-claude-code-session-id", b"s"),
-            ("x-claude-code-agent-id", b"undefined"),
-        ]);
-        assert_eq!(
-            named(&unusable_agent, "{}"),
-            Some((Source::ClaudeCodeSession, "s".to_owned(), None))
-        );
+        let unusable_agent = head(&[("x-claude-code-session-id", b"s"), ("x-claude-code-agent-id", b"undefined")]);
+        assert_eq!(named(&unusable_agent, "{}"), Some((Source::ClaudeCodeSession, "s".to_owned(), None)));
     }
 
     #[test]
@@ -364,16 +262,14 @@ mod tests {
             ("authorization", b"Bearer k"),
             ("user-agent", b"claude-cli/2.1.332"),
         ]);
-        let body = r#"{"user":"u","safety_identifier":"u","request_id":"r","metadata":{"user_id":"{\"device_id\":\"d\"}"}}"#;
+        let body =
+            r#"{"user":"u","safety_identifier":"u","request_id":"r","metadata":{"user_id":"{\"device_id\":\"d\"}"}}"#;
         assert_eq!(named(&headers, body), None);
     }
 
     #[test]
     fn every_source_has_a_word_of_its_own() {
-        let sources = HEADER_RULES
-            .iter()
-            .map(|rule| rule.source)
-            .chain(BODY_RULES.iter().map(|rule| rule.source));
+        let sources = HEADER_RULES.iter().map(|rule| rule.source).chain(BODY_RULES.iter().map(|rule| rule.source));
         let words: std::collections::BTreeSet<_> = sources.map(Source::as_str).collect();
         assert_eq!(words.len(), HEADER_RULES.len() + BODY_RULES.len());
     }

@@ -39,18 +39,11 @@ impl KeySecret {
     /// gateways drop the one or the other.
     pub fn key(&self, scope: &[u8], model: &str, conversation: &Explicit) -> ConversationKey {
         let mut hasher = SipHasher24::new_with_key(&self.0);
-        for part in [
-            scope,
-            model.as_bytes(),
-            conversation.session.as_str().as_bytes(),
-        ] {
+        for part in [scope, model.as_bytes(), conversation.session.as_str().as_bytes()] {
             write_part(&mut hasher, part);
         }
         // An agent's id is never empty, so the empty part says that there is none.
-        let agent = conversation
-            .agent
-            .as_ref()
-            .map_or("", |agent| agent.as_str());
+        let agent = conversation.agent.as_ref().map_or("", |agent| agent.as_str());
         write_part(&mut hasher, agent.as_bytes());
         ConversationKey(hasher.finish())
     }
@@ -77,11 +70,7 @@ mod tests {
 
     fn conversation(session: &str, agent: Option<&str>) -> Explicit {
         let agent = agent.map(|agent| SessionValue::parse(agent).unwrap());
-        Explicit {
-            session: SessionValue::parse(session).unwrap(),
-            agent,
-            source: Source::ClaudeCodeSession,
-        }
+        Explicit { session: SessionValue::parse(session).unwrap(), agent, source: Source::ClaudeCodeSession }
     }
 
     #[test]
@@ -104,30 +93,16 @@ mod tests {
     #[test]
     fn an_id_means_one_conversation_in_the_head_and_in_the_body() {
         let head = conversation("session", Some("agent"));
-        let body = Explicit {
-            source: Source::BodyMetadata,
-            ..head.clone()
-        };
-        assert_eq!(
-            SECRET.key(b"", "model", &head),
-            SECRET.key(b"", "model", &body)
-        );
+        let body = Explicit { source: Source::BodyMetadata, ..head.clone() };
+        assert_eq!(SECRET.key(b"", "model", &head), SECRET.key(b"", "model", &body));
     }
 
     /// The digits were worked out by another implementation of SipHash-2-4, over the parts as
     /// `write_part` lays them out.
     #[test]
     fn a_key_is_the_same_in_every_build() {
-        let key = SECRET.key(
-            b"scope",
-            "qwen3-4b",
-            &conversation("be1bd76a-8294-49e0-b3d2-e58bc1e620a9", Some("a1")),
-        );
-        assert_eq!(
-            key.to_string(),
-            "1747906b3e11bb03",
-            "snapshots of pins from before would lose their conversations"
-        );
+        let key = SECRET.key(b"scope", "qwen3-4b", &conversation("be1bd76a-8294-49e0-b3d2-e58bc1e620a9", Some("a1")));
+        assert_eq!(key.to_string(), "1747906b3e11bb03", "snapshots of pins from before would lose their conversations");
     }
 
     #[test]

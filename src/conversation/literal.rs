@@ -34,13 +34,7 @@ pub(super) struct Literal {
 
 impl Literal {
     pub(super) fn new() -> Self {
-        Self {
-            decoded: Vec::new(),
-            longest: 0,
-            escape: Escape::None,
-            high_surrogate: None,
-            fault: None,
-        }
+        Self { decoded: Vec::new(), longest: 0, escape: Escape::None, high_surrogate: None, fault: None }
     }
 
     /// Begins after an opening quote. Over `longest` decoded bytes the string has no value.

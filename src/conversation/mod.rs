@@ -18,6 +18,8 @@
 //! Session ids are private. Types that hold one print nothing of it; the hexadecimal form of a
 //! [`ConversationKey`] is the only one that may reach a log, a label or a page.
 
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
+
 mod fields;
 mod identity;
 mod key;

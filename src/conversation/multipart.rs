@@ -65,20 +65,13 @@ impl FormScanner {
     /// `None` where the content type is not a form's or has no usable boundary: nothing can be
     /// found then.
     pub fn new(content_type: &str) -> Option<Self> {
-        let media_type = content_type
-            .split(';')
-            .next()
-            .unwrap_or(content_type)
-            .trim();
+        let media_type = content_type.split(';').next().unwrap_or(content_type).trim();
         if !media_type.eq_ignore_ascii_case("multipart/form-data") {
             return None;
         }
         let boundary = parameter(content_type, "boundary").ok()??;
         // A line break in it would undo what the search for the delimiter rests on.
-        if boundary.is_empty()
-            || boundary.len() > LONGEST_BOUNDARY
-            || boundary.contains(char::is_control)
-        {
+        if boundary.is_empty() || boundary.len() > LONGEST_BOUNDARY || boundary.contains(char::is_control) {
             return None;
         }
         Some(Self {
@@ -151,11 +144,7 @@ impl FormScanner {
             return self.resume_content(matched, b"");
         }
         let matched = matched + 1;
-        self.state = if matched == self.delimiter.len() {
-            State::Delimiter
-        } else {
-            State::Content(matched)
-        };
+        self.state = if matched == self.delimiter.len() { State::Delimiter } else { State::Content(matched) };
         1
     }
 
@@ -174,11 +163,7 @@ impl FormScanner {
             return self.resume_content(self.delimiter.len(), &pair[..1]);
         }
         self.end_part();
-        self.state = if pair == b"--" {
-            State::Closed
-        } else {
-            State::Head
-        };
+        self.state = if pair == b"--" { State::Closed } else { State::Head };
         1
     }
 
@@ -246,9 +231,7 @@ impl FormScanner {
         match part {
             Part::Other => {}
             Part::Model if self.fields.note_model_said() => self.value = Some(Vec::new()),
-            Part::ModelFile if self.fields.note_model_said() => {
-                self.fields.note_not_text(Target::Model)
-            }
+            Part::ModelFile if self.fields.note_model_said() => self.fields.note_not_text(Target::Model),
             Part::Model | Part::ModelFile => {}
         }
         State::Head
@@ -291,21 +274,11 @@ mod tests {
         for body in [
             format!("{}{}--XX--", field("model", "m"), audio()),
             format!("{}{}--XX--\r\n", audio(), field("model", "m")),
-            format!(
-                "preamble\r\n{}{}{}--XX--",
-                field("language", "model"),
-                field("model", "m"),
-                audio()
-            ),
-            "--XX\r\nX: y\r\ncontent-disposition:form-data;name=model\r\n\r\nm\r\n--XX--"
-                .to_owned(),
+            format!("preamble\r\n{}{}{}--XX--", field("language", "model"), field("model", "m"), audio()),
+            "--XX\r\nX: y\r\ncontent-disposition:form-data;name=model\r\n\r\nm\r\n--XX--".to_owned(),
         ] {
             let (progress, fields) = scan(body.as_bytes());
-            assert_eq!(
-                (progress, fields.model),
-                (Progress::Closed, Model::Named("m".to_owned())),
-                "{body}"
-            );
+            assert_eq!((progress, fields.model), (Progress::Closed, Model::Named("m".to_owned())), "{body}");
             assert!(!fields.duplicate_model, "{body}");
         }
     }
@@ -322,51 +295,29 @@ mod tests {
 
     #[test]
     fn a_value_keeps_bytes_that_look_like_the_delimiter() {
-        for value in [
-            "m\r\n--X",
-            "\r\r\n-",
-            "m\r\n--XXm",
-            "m\r\n--XX\rm",
-            "m\r\n--XX-m",
-            " m\r\n",
-            "",
-        ] {
+        for value in ["m\r\n--X", "\r\r\n-", "m\r\n--XXm", "m\r\n--XX\rm", "m\r\n--XX-m", " m\r\n", ""] {
             let (progress, fields) = scan(format!("{}--XX--", field("model", value)).as_bytes());
-            assert_eq!(
-                (progress, fields.model.name()),
-                (Progress::Closed, Some(value)),
-                "{value:?}"
-            );
+            assert_eq!((progress, fields.model.name()), (Progress::Closed, Some(value)), "{value:?}");
         }
     }
 
     #[test]
     fn a_model_that_cannot_be_a_name_is_remembered() {
         let with = |value: &[u8]| {
-            let body = [
-                b"--XX\r\nContent-Disposition: form-data; name=model\r\n\r\n",
-                value,
-                b"\r\n--XX--",
-            ]
-            .concat();
+            let body = [b"--XX\r\nContent-Disposition: form-data; name=model\r\n\r\n", value, b"\r\n--XX--"].concat();
             scan(&body).1.model
         };
         assert_eq!(with(b"\xff"), Model::Undecodable);
         assert_eq!(with(&[b'a'; 1024]), Model::Named("a".repeat(1024)));
         assert_eq!(with(&[b'a'; 1025]), Model::TooLong);
-        let file =
-            b"--XX\r\nContent-Disposition: form-data; name=model; filename=x\r\n\r\nm\r\n--XX--";
+        let file = b"--XX\r\nContent-Disposition: form-data; name=model; filename=x\r\n\r\nm\r\n--XX--";
         assert_eq!(scan(file).1.model, Model::NotText);
     }
 
     #[test]
     fn the_first_model_wins_and_a_second_is_told() {
-        let (_, fields) =
-            scan(format!("{}{}--XX--", field("model", "a"), field("model", "b")).as_bytes());
-        assert_eq!(
-            (fields.model.name(), fields.duplicate_model),
-            (Some("a"), true)
-        );
+        let (_, fields) = scan(format!("{}{}--XX--", field("model", "a"), field("model", "b")).as_bytes());
+        assert_eq!((fields.model.name(), fields.duplicate_model), (Some("a"), true));
     }
 
     #[test]
@@ -380,12 +331,7 @@ mod tests {
             "--XX\r\nContent-Disposition: form-data; name=a; name=model\r\n",
             "--XX\r\nContent-Disposition: form-data; name=a\r\nContent-Disposition: form-data; name=model\r\n",
         ] {
-            assert_eq!(
-                scan(body.as_bytes()).0,
-                Progress::Unreadable,
-                "{}",
-                &body[..40.min(body.len())]
-            );
+            assert_eq!(scan(body.as_bytes()).0, Progress::Unreadable, "{}", &body[..40.min(body.len())]);
         }
     }
 
@@ -393,18 +339,12 @@ mod tests {
     fn the_limit_on_a_head_is_for_each_part() {
         let body = field("language", "en").repeat(200) + &field("model", "m") + "--XX--";
         let (progress, fields) = scan(body.as_bytes());
-        assert_eq!(
-            (progress, fields.model.name()),
-            (Progress::Closed, Some("m"))
-        );
+        assert_eq!((progress, fields.model.name()), (Progress::Closed, Some("m")));
     }
 
     #[test]
     fn only_a_form_with_a_boundary_is_searched() {
-        for content_type in [
-            "multipart/form-data; boundary=\"a b\"",
-            "Multipart/Form-Data;charset=utf-8; Boundary=x",
-        ] {
+        for content_type in ["multipart/form-data; boundary=\"a b\"", "Multipart/Form-Data;charset=utf-8; Boundary=x"] {
             assert!(FormScanner::new(content_type).is_some(), "{content_type}");
         }
         let long = format!("multipart/form-data; boundary={}", "x".repeat(71));

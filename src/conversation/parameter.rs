@@ -16,9 +16,8 @@ pub(super) fn parameter(header: &str, wanted: &str) -> Result<Option<String>, Am
         let name = before.rsplit(';').next().unwrap_or(before).trim();
         let (value, after) = value(after.trim_start());
         rest = after;
-        let (plain, extended) = name
-            .split_once('*')
-            .map_or((name, None), |(plain, extension)| (plain, Some(extension)));
+        let (plain, extended) =
+            name.split_once('*').map_or((name, None), |(plain, extension)| (plain, Some(extension)));
         if !plain.eq_ignore_ascii_case(wanted) {
             continue;
         }
@@ -60,14 +59,8 @@ mod tests {
         for (header, value) in [
             ("form-data; name=model", Some("model")),
             ("form-data; name=\"model\"", Some("model")),
-            (
-                "form-data;NAME = \"mo\\\"del\" ; filename=x",
-                Some("mo\"del"),
-            ),
-            (
-                "form-data; filename=\"a; name=file\"; name=\"model\"",
-                Some("model"),
-            ),
+            ("form-data;NAME = \"mo\\\"del\" ; filename=x", Some("mo\"del")),
+            ("form-data; filename=\"a; name=file\"; name=\"model\"", Some("model")),
             ("form-data; flag; name=model ; x=y", Some("model")),
             ("form-data; filename=name", None),
             ("form-data; filename*=UTF-8''x; name=model", Some("model")),
@@ -77,21 +70,14 @@ mod tests {
             ("form-data", None),
             ("", None),
         ] {
-            assert_eq!(
-                parameter(header, "name"),
-                Ok(value.map(str::to_owned)),
-                "{header}"
-            );
+            assert_eq!(parameter(header, "name"), Ok(value.map(str::to_owned)), "{header}");
         }
     }
 
     #[test]
     fn a_value_said_twice_or_encoded_is_ambiguous() {
-        for header in [
-            "form-data; name=a; name=a",
-            "form-data; name*=UTF-8''model",
-            "form-data; name*0=mo; name*1=del",
-        ] {
+        for header in ["form-data; name=a; name=a", "form-data; name*=UTF-8''model", "form-data; name*0=mo; name*1=del"]
+        {
             assert_eq!(parameter(header, "name"), Err(Ambiguous), "{header}");
         }
     }

@@ -40,9 +40,7 @@ impl Scope {
             (Scope::Metadata, "user_id") => Target::UserId,
             (Scope::UserId, "session_id") => Target::MetadataSession,
             (Scope::Conversation, "id") => Target::IdInConversation,
-            (Scope::Root | Scope::Metadata | Scope::UserId | Scope::Conversation, _) => {
-                Target::Nothing
-            }
+            (Scope::Root | Scope::Metadata | Scope::UserId | Scope::Conversation, _) => Target::Nothing,
         }
     }
 

@@ -22,23 +22,12 @@ enum Node {
 
 impl Node {
     fn entries<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Node> {
-        let entries = if let Node::Object(entries) = self {
-            &entries[..]
-        } else {
-            &[]
-        };
-        entries
-            .iter()
-            .filter(move |(name, _)| name == key)
-            .map(|(_, node)| node)
+        let entries = if let Node::Object(entries) = self { &entries[..] } else { &[] };
+        entries.iter().filter(move |(name, _)| name == key).map(|(_, node)| node)
     }
 
     fn text(&self) -> Option<&str> {
-        if let Node::Text(text) = self {
-            Some(text)
-        } else {
-            None
-        }
+        if let Node::Text(text) = self { Some(text) } else { None }
     }
 
     /// Writes the value with white space and escapes as `style` has them.
@@ -155,11 +144,7 @@ impl Style {
                 (_, choice) => {
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         let digits = format!("{unit:04x}");
-                        let digits = if choice == 3 {
-                            digits.to_uppercase()
-                        } else {
-                            digits
-                        };
+                        let digits = if choice == 3 { digits.to_uppercase() } else { digits };
                         out.push_str(&format!("\\u{digits}"));
                     }
                 }
@@ -187,10 +172,7 @@ fn expected(root: &Node) -> Fields {
     Fields {
         model,
         duplicate_model: models.len() > 1,
-        metadata_session: root
-            .entries("metadata")
-            .flat_map(|node| node.entries("user_id"))
-            .find_map(user_id),
+        metadata_session: root.entries("metadata").flat_map(|node| node.entries("user_id")).find_map(user_id),
         session_id: root.entries("session_id").find_map(session),
         conversation: root.entries("conversation").find_map(conversation),
         conversation_id: root.entries("conversation_id").find_map(session),
@@ -228,16 +210,8 @@ fn scan_form(body: &[u8], cuts: &[usize]) -> (Progress, Fields) {
 const UUID: &str = "be1bd76a-8294-49e0-b3d2-e58bc1e620a9";
 
 fn key() -> impl Strategy<Value = String> {
-    const KNOWN: &[&str] = &[
-        "model",
-        "metadata",
-        "user_id",
-        "session_id",
-        "conversation",
-        "id",
-        "conversation_id",
-        "prompt_cache_key",
-    ];
+    const KNOWN: &[&str] =
+        &["model", "metadata", "user_id", "session_id", "conversation", "id", "conversation_id", "prompt_cache_key"];
     prop_oneof![
         6 => proptest::sample::select(KNOWN).prop_map(str::to_owned),
         1 => any::<String>(),
@@ -261,14 +235,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn node() -> impl Strategy<Value = Node> {
-    const SCALARS: &[&str] = &[
-        "0",
-        "-1.5e+3",
-        "12345678901234567890",
-        "true",
-        "false",
-        "null",
-    ];
+    const SCALARS: &[&str] = &["0", "-1.5e+3", "12345678901234567890", "true", "false", "null"];
     let leaf = prop_oneof![
         4 => text().prop_map(Node::Text),
         1 => proptest::sample::select(SCALARS).prop_map(Node::Scalar),

@@ -147,11 +147,7 @@ impl Scanner {
     }
 
     fn pass_mark(&mut self, byte: u8) -> usize {
-        let read = if let State::Mark(read) = self.state {
-            read
-        } else {
-            0
-        };
+        let read = if let State::Mark(read) = self.state { read } else { 0 };
         let part_of_mark = byte == BYTE_ORDER_MARK[read];
         self.state = match (part_of_mark, read + 1) {
             (true, length) if length == BYTE_ORDER_MARK.len() => State::Expect(Expect::Root),
@@ -173,14 +169,9 @@ impl Scanner {
             (Expect::Colon, b':') => State::Expect(Expect::Value),
             (Expect::Value, byte) => self.begin_value(byte),
             (Expect::CommaOrClose, b',') => State::Expect(Expect::Key),
-            (
-                Expect::Root
-                | Expect::KeyOrClose
-                | Expect::Key
-                | Expect::Colon
-                | Expect::CommaOrClose,
-                _,
-            ) => State::Broken,
+            (Expect::Root | Expect::KeyOrClose | Expect::Key | Expect::Colon | Expect::CommaOrClose, _) => {
+                State::Broken
+            }
         }
     }
 
@@ -230,10 +221,7 @@ impl Scanner {
         let Some(used) = self.literal.feed(bytes) else {
             return bytes.len();
         };
-        let target = self
-            .literal
-            .text()
-            .map_or(Target::Nothing, |key| self.scope.target(key));
+        let target = self.literal.text().map_or(Target::Nothing, |key| self.scope.target(key));
         self.target = self.wish(target);
         self.state = State::Expect(Expect::Colon);
         used
@@ -268,8 +256,7 @@ impl Scanner {
 
     /// A number, `true`, `false` or `null`: ends before the byte that cannot belong to it.
     fn pass_scalar(&mut self, bytes: &[u8]) -> usize {
-        let in_scalar =
-            |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        let in_scalar = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
         match bytes.iter().position(|byte| !in_scalar(byte)) {
             Some(end) => {
                 self.state = State::Expect(Expect::CommaOrClose);
@@ -348,11 +335,7 @@ mod tests {
             (r"\ud83d\ude00😀", "😀😀"),
             (r"\u0022\u005c", "\"\\"),
         ] {
-            assert_eq!(
-                model(&format!(r#"{{"model":"{literal}"}}"#)),
-                named(name),
-                "{literal}"
-            );
+            assert_eq!(model(&format!(r#"{{"model":"{literal}"}}"#)), named(name), "{literal}");
         }
     }
 
@@ -371,11 +354,7 @@ mod tests {
             (r#""\x""#, Model::Undecodable),
             (r#""\u12""#, Model::Undecodable),
         ] {
-            assert_eq!(
-                model(&format!(r#"{{"model":{value}}}"#)),
-                expected,
-                "{value}"
-            );
+            assert_eq!(model(&format!(r#"{{"model":{value}}}"#)), expected, "{value}");
         }
         let (_, fields) = scan(Wanted::Model, b"{\"model\":\"a\xff\"}");
         assert_eq!(fields.model, Model::Undecodable);
@@ -384,14 +363,8 @@ mod tests {
     #[test]
     fn a_value_is_kept_up_to_1024_decoded_bytes() {
         let escaped = "\\u0061".repeat(1024);
-        assert_eq!(
-            model(&format!(r#"{{"model":"{escaped}"}}"#)),
-            named(&"a".repeat(1024))
-        );
-        assert_eq!(
-            model(&format!(r#"{{"model":"{escaped}a"}}"#)),
-            Model::TooLong
-        );
+        assert_eq!(model(&format!(r#"{{"model":"{escaped}"}}"#)), named(&"a".repeat(1024)));
+        assert_eq!(model(&format!(r#"{{"model":"{escaped}a"}}"#)), Model::TooLong);
     }
 
     #[test]
@@ -404,10 +377,7 @@ mod tests {
         assert!(scanner.fields().duplicate_model);
 
         let after_a_number = fields(r#"{"model":1,"mode\u006c":"b"}"#);
-        assert_eq!(
-            (after_a_number.model, after_a_number.duplicate_model),
-            (Model::NotText, true)
-        );
+        assert_eq!((after_a_number.model, after_a_number.duplicate_model), (Model::NotText, true));
     }
 
     #[test]
@@ -416,45 +386,18 @@ mod tests {
         let metadata = |fields: Fields| fields.metadata_session;
         type Field = fn(Fields) -> Option<crate::conversation::SessionValue>;
         let table: [(String, Field); 9] = [
+            (format!(r#"{{"metadata":{{"user_id":"{{\"device_id\":\"d\",\"session_id\":\"{uuid}\"}}"}}}}"#), metadata),
+            (format!(r#"{{"metadata":{{"a":[],"user_id":"user_1_account__session_{uuid}"}}}}"#), metadata),
+            (format!(r#"{{"metadata":{{"user_id":{{"device_id":"d","session_id":"{uuid}"}},"b":1}}}}"#), metadata),
             (
-                format!(
-                    r#"{{"metadata":{{"user_id":"{{\"device_id\":\"d\",\"session_id\":\"{uuid}\"}}"}}}}"#
-                ),
+                format!(r#"{{"metadata":{{"user_id":"bob"}},"metadata":{{"user_id":{{"session_id":"{uuid}"}}}}}}"#),
                 metadata,
             ),
-            (
-                format!(r#"{{"metadata":{{"a":[],"user_id":"user_1_account__session_{uuid}"}}}}"#),
-                metadata,
-            ),
-            (
-                format!(
-                    r#"{{"metadata":{{"user_id":{{"device_id":"d","session_id":"{uuid}"}},"b":1}}}}"#
-                ),
-                metadata,
-            ),
-            (
-                format!(
-                    r#"{{"metadata":{{"user_id":"bob"}},"metadata":{{"user_id":{{"session_id":"{uuid}"}}}}}}"#
-                ),
-                metadata,
-            ),
-            (
-                format!(r#"{{"session_id":5,"session_id":"{uuid}","session_id":"late"}}"#),
-                |fields| fields.session_id,
-            ),
-            (format!(r#"{{"conversation":"{uuid}"}}"#), |fields| {
-                fields.conversation
-            }),
-            (
-                format!(r#"{{"conversation":{{"x":{{"id":"no"}},"id":"{uuid}"}}}}"#),
-                |fields| fields.conversation,
-            ),
-            (format!(r#"{{"conversation_id":" {uuid}"}}"#), |fields| {
-                fields.conversation_id
-            }),
-            (format!(r#"{{"prompt_cache_key":"{uuid}"}}"#), |fields| {
-                fields.prompt_cache_key
-            }),
+            (format!(r#"{{"session_id":5,"session_id":"{uuid}","session_id":"late"}}"#), |fields| fields.session_id),
+            (format!(r#"{{"conversation":"{uuid}"}}"#), |fields| fields.conversation),
+            (format!(r#"{{"conversation":{{"x":{{"id":"no"}},"id":"{uuid}"}}}}"#), |fields| fields.conversation),
+            (format!(r#"{{"conversation_id":" {uuid}"}}"#), |fields| fields.conversation_id),
+            (format!(r#"{{"prompt_cache_key":"{uuid}"}}"#), |fields| fields.prompt_cache_key),
         ];
         for (body, field) in table {
             assert_eq!(field(fields(&body)).unwrap().as_str(), uuid, "{body}");
@@ -479,11 +422,7 @@ mod tests {
     #[test]
     fn a_search_for_the_model_ends_with_its_value() {
         let body = r#"{"model":"m","session_id":"s"} "#;
-        let expected = vec![
-            (0, Progress::More),
-            (12, Progress::Answered),
-            (30, Progress::Closed),
-        ];
+        let expected = vec![(0, Progress::More), (12, Progress::Answered), (30, Progress::Closed)];
         assert_eq!(course(Wanted::Model, body), expected);
         let mut scanner = Scanner::new(Wanted::Model);
         assert_eq!(scanner.search(body.as_bytes()), 12);
@@ -497,11 +436,7 @@ mod tests {
     fn a_search_for_the_session_ends_with_the_one_that_nothing_outranks() {
         let usable = r#"{"model":"m","session_id":"s","metadata":{"user_id":{"session_id":"x"}},"stream":true}"#;
         let answered = usable.find("}").unwrap();
-        let expected = vec![
-            (0, Progress::More),
-            (answered, Progress::Answered),
-            (usable.len(), Progress::Closed),
-        ];
+        let expected = vec![(0, Progress::More), (answered, Progress::Answered), (usable.len(), Progress::Closed)];
         assert_eq!(course(Wanted::ModelAndSession, usable), expected);
 
         let unusable = r#"{"model":"m","session_id":"s","metadata":{"user_id":{"session_id":" "}},"stream":true}"#;
@@ -518,11 +453,7 @@ mod tests {
             r#"{"a":1}"#,
         ] {
             let expected = vec![(0, Progress::More), (body.len(), Progress::Closed)];
-            assert_eq!(
-                course(Wanted::ModelAndSession, &format!("{body}\r\n  ")),
-                expected,
-                "{body}"
-            );
+            assert_eq!(course(Wanted::ModelAndSession, &format!("{body}\r\n  ")), expected, "{body}");
         }
     }
 
@@ -550,40 +481,18 @@ mod tests {
             "{\"a\":\"b\"\"c\"}",
             "{'a':1}",
         ] {
-            assert_eq!(
-                scan(Wanted::Model, body.as_bytes()).0,
-                Progress::Unreadable,
-                "{body}"
-            );
+            assert_eq!(scan(Wanted::Model, body.as_bytes()).0, Progress::Unreadable, "{body}");
         }
-        assert_eq!(
-            scan(Wanted::Model, b"\x28\xb5\x2f\xfd").0,
-            Progress::Unreadable,
-            "zstd"
-        );
-        assert_eq!(
-            scan(Wanted::Model, b"\xef\xbb{").0,
-            Progress::Unreadable,
-            "half a byte order mark"
-        );
-        assert_eq!(
-            scan(Wanted::Model, b"{\0\"\0m\0").0,
-            Progress::Unreadable,
-            "UTF-16"
-        );
+        assert_eq!(scan(Wanted::Model, b"\x28\xb5\x2f\xfd").0, Progress::Unreadable, "zstd");
+        assert_eq!(scan(Wanted::Model, b"\xef\xbb{").0, Progress::Unreadable, "half a byte order mark");
+        assert_eq!(scan(Wanted::Model, b"{\0\"\0m\0").0, Progress::Unreadable, "UTF-16");
     }
 
     #[test]
     fn what_was_found_before_a_body_broke_stays() {
-        let (progress, fields) = scan(
-            Wanted::ModelAndSession,
-            br#"{"model":"m","session_id":"s",!"#,
-        );
+        let (progress, fields) = scan(Wanted::ModelAndSession, br#"{"model":"m","session_id":"s",!"#);
         assert_eq!(progress, Progress::Unreadable);
-        assert_eq!(
-            (fields.model, fields.session_id.is_some()),
-            (named("m"), true)
-        );
+        assert_eq!((fields.model, fields.session_id.is_some()), (named("m"), true));
     }
 
     #[test]
@@ -595,11 +504,7 @@ mod tests {
     #[test]
     fn nesting_of_any_depth_is_passed_over() {
         let depth = 1_000_000;
-        let body = format!(
-            r#"{{"a":{}{},"model":"m"}}"#,
-            "[".repeat(depth),
-            "]".repeat(depth)
-        );
+        let body = format!(r#"{{"a":{}{},"model":"m"}}"#, "[".repeat(depth), "]".repeat(depth));
         assert_eq!(model(&body), named("m"));
     }
 }

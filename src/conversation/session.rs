@@ -27,9 +27,7 @@ impl SessionValue {
             return None;
         }
         let text = text.trim();
-        let placeholder = PLACEHOLDERS
-            .iter()
-            .any(|word| text.eq_ignore_ascii_case(word));
+        let placeholder = PLACEHOLDERS.iter().any(|word| text.eq_ignore_ascii_case(word));
         if text.is_empty() || text.len() > LONGEST || placeholder {
             return None;
         }

@@ -41,18 +41,12 @@ pub(super) struct Skipper {
 impl Skipper {
     /// Begins after the quote that opens a string.
     pub(super) fn text() -> Self {
-        Self {
-            place: Place::Text,
-            depth: 0,
-        }
+        Self { place: Place::Text, depth: 0 }
     }
 
     /// Begins after the bracket that opens an object or an array.
     pub(super) fn nested() -> Self {
-        Self {
-            place: Place::Structure,
-            depth: 1,
-        }
+        Self { place: Place::Structure, depth: 1 }
     }
 
     /// Passes on. `Some(n)`: the value ended with the last of the first `n` bytes; `None`: all

@@ -117,7 +117,9 @@ impl Context {
         if let Some(body) = &mut self.body {
             body.release();
         }
-        if self.is_good() && let Some(lease) = &mut self.lease {
+        if self.is_good()
+            && let Some(lease) = &mut self.lease
+        {
             lease.served();
         }
         Some(elapsed)

@@ -47,7 +47,9 @@ pub enum Local {
 pub enum NotServed {
     Path,
     /// The path exists for the methods named, as in an `Allow` header.
-    Method { allowed: &'static str },
+    Method {
+        allowed: &'static str,
+    },
 }
 
 const GET: &str = "GET, HEAD";
@@ -74,8 +76,15 @@ impl Endpoint {
         match path {
             "/v1/messages" | "/v1/chat/completions" | "/v1/completions" => engine(Conversation, Ranks::Obeyed),
             // vLLM up to 0.32 takes no rank from the header on these, wherever the turn ought to go.
-            "/v1/responses" | "/v1/embeddings" | "/v1/rerank" | "/v2/rerank" | "/rerank" | "/v1/score" | "/score"
-            | "/v1/audio/transcriptions" | "/v1/audio/translations" => engine(Conversation, Ranks::Ignored),
+            "/v1/responses"
+            | "/v1/embeddings"
+            | "/v1/rerank"
+            | "/v2/rerank"
+            | "/rerank"
+            | "/v1/score"
+            | "/score"
+            | "/v1/audio/transcriptions"
+            | "/v1/audio/translations" => engine(Conversation, Ranks::Ignored),
             "/v1/messages/count_tokens" | "/tokenize" | "/detokenize" => engine(Side, Ranks::Ignored),
             "/health" => Some(Endpoint::Local(Local::Health)),
             "/v1/models" => Some(Endpoint::Local(Local::Models)),
@@ -88,7 +97,8 @@ impl Endpoint {
 impl Dialect {
     /// The dialect of errors on a path, whether it is served or not.
     pub fn of_path(path: &str) -> Dialect {
-        let is_messages = path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let is_messages =
+            path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         if is_messages { Dialect::Anthropic } else { Dialect::OpenAi }
     }
 }
@@ -106,8 +116,18 @@ mod tests {
     #[test]
     fn dangerous_and_disguised_paths_are_not_served() {
         for path in [
-            "/metrics", "/invocations", "/sleep", "/v1/load_lora_adapter", "/%76%31/messages", "/v1//messages",
-            "/v1/messages/", "/v1/../metrics", "//v1/messages", "/docs", "/inference/v1/generate", "",
+            "/metrics",
+            "/invocations",
+            "/sleep",
+            "/v1/load_lora_adapter",
+            "/%76%31/messages",
+            "/v1//messages",
+            "/v1/messages/",
+            "/v1/../metrics",
+            "//v1/messages",
+            "/docs",
+            "/inference/v1/generate",
+            "",
         ] {
             assert_eq!(Endpoint::find(&Method::POST, path), Err(NotServed::Path), "{path}");
         }

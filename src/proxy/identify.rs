@@ -26,10 +26,10 @@ pub fn choose_model(table: &Table, fields: &Fields) -> Result<Arc<Model>, Refusa
         return Err(Refusal::TwoModels);
     }
     match fields.model.name() {
-        Some(name) => table.find(name).cloned().ok_or_else(|| Refusal::UnknownModel {
-            named: name.to_owned(),
-            served: served_names(&table.models),
-        }),
+        Some(name) => table
+            .find(name)
+            .cloned()
+            .ok_or_else(|| Refusal::UnknownModel { named: name.to_owned(), served: served_names(&table.models) }),
         // vLLM serves a request without a model too, and judges a body that kvpin can't read.
         None => table.fallback.clone().ok_or_else(|| Refusal::NoModel { served: served_names(&table.models) }),
     }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use log::{error, warn};
+use log::{debug, error, warn};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::TcpKeepalive;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -215,12 +215,19 @@ impl ProxyHttp for Proxy {
     }
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
-        let refusal = context.refusal.clone().unwrap_or_else(|| refusal_of(error, context));
-        if !has_answered(session) && can_still_be_told(error) {
-            let answered = self.refuse(session, context, refusal.clone()).await;
-            debug_assert!(answered.is_ok() || answered.is_err_and(|error| *error.esource() == ErrorSource::Downstream));
+        let nobody_listens = *error.esource() == ErrorSource::Downstream && session.is_body_done();
+        if nobody_listens || has_answered(session) {
+            return FailToProxy { error_code: 0, can_reuse_downstream: false };
         }
-        FailToProxy { error_code: refusal.answer(context.dialect).status, can_reuse_downstream: refusal.keeps_connection() }
+        let refusal = context.refusal.take().unwrap_or_else(|| refusal_of(error, context));
+        let failed = FailToProxy {
+            error_code: refusal.answer(context.dialect).status,
+            can_reuse_downstream: refusal.keeps_connection(),
+        };
+        if let Err(error) = self.refuse(session, context, refusal).await {
+            debug!("the client was gone before it could be told: {}", error.etype().as_str());
+        }
+        failed
     }
 
     fn suppress_error_log(&self, _session: &Session, _context: &Context, _error: &Error) -> bool {
@@ -385,11 +392,6 @@ fn refusal_of(error: &Error, context: &Context) -> Refusal {
         ErrorSource::Downstream => Refusal::BodyCutShort,
         ErrorSource::Internal | ErrorSource::Unset => Refusal::Internal,
     }
-}
-
-/// Whether the client may still read an answer: not when writing to it has failed.
-fn can_still_be_told(error: &Error) -> bool {
-    *error.esource() != ErrorSource::Downstream || *error.etype() != ErrorType::WriteError
 }
 
 fn outcome_of(error: Option<&Error>, context: &Context) -> Outcome {

@@ -11,27 +11,43 @@ use super::endpoint::Dialect;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     UnknownPath,
-    WrongMethod { allowed: &'static str },
-    HeadTooLarge { bytes_max: usize },
-    BodyTooLarge { bytes_max: usize },
+    WrongMethod {
+        allowed: &'static str,
+    },
+    HeadTooLarge {
+        bytes_max: usize,
+    },
+    BodyTooLarge {
+        bytes_max: usize,
+    },
     BodyTimedOut,
     /// The client stopped sending before the body was complete.
     BodyCutShort,
     /// A chunked body ended inside its JSON.
     BodyIncomplete,
     /// No model was named, and several are served.
-    NoModel { served: Vec<String> },
-    UnknownModel { named: String, served: Vec<String> },
+    NoModel {
+        served: Vec<String>,
+    },
+    UnknownModel {
+        named: String,
+        served: Vec<String>,
+    },
     /// The body names a model twice, so kvpin and the engine could read different ones.
     TwoModels,
     /// The client named a replica that does not exist.
-    UnknownReplica { named: String, known: Vec<String> },
+    UnknownReplica {
+        named: String,
+        known: Vec<String>,
+    },
     /// The request memory of all turns together is used up.
     OutOfMemory,
     /// The balancer has no replica for the turn.
     NoReplica(balancer::Refusal),
     /// A replica was reached but broke off before it answered, and the turn can't go elsewhere.
-    ReplicaFailed { replica: String },
+    ReplicaFailed {
+        replica: String,
+    },
     /// kvpin itself went wrong.
     Internal,
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::client::{ANSWER_BYTES_MAX, Client, Failure, Patience};
 use super::server::{Replica, Server};
-use super::visit::{Memory, visit};
+use super::visit::{Memory, learn_max_num_seqs, visit};
 use super::watch;
 use crate::balancer::{
     Balancer, Bounds, DownReason, Health, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot, ReplicaSpec, SpillThreshold,
@@ -260,11 +260,26 @@ async fn an_engine_is_asked_for_its_max_num_seqs_once_and_again_when_it_comes_ba
     for (alive, asked) in [(true, 1), (true, 1), (false, 1), (false, 1), (false, 1), (true, 2), (true, 2)] {
         *lives.lock() = alive;
         visit(&client, &server, &mut memory, PATIENCE).await;
+        if memory.is_to_be_asked() {
+            assert!(learn_max_num_seqs(&client, &server, PATIENCE.connect).await);
+        }
         assert_eq!(stub.asked("/server_info?config_format=json"), asked);
     }
     let replica = &seen_at(&server)[0];
     assert_eq!((replica.max_num_seqs, replica.max_num_seqs_source), (48, MaxNumSeqsSource::Engine));
     assert_eq!(replica.spill_threshold, 12);
+}
+
+#[tokio::test]
+async fn a_question_without_an_answer_is_put_again() {
+    let stub = Stub::start(|path| if path == "/metrics" { page("") } else { Answer::Close }).await;
+    let server = server(stub.address, &[None]);
+    let (client, mut memory) = (Client::new(), Memory::default());
+    visit(&client, &server, &mut memory, PATIENCE).await;
+    assert!(memory.is_to_be_asked() && !memory.is_to_be_asked());
+    assert!(!learn_max_num_seqs(&client, &server, PATIENCE.connect).await);
+    memory.ask_again();
+    assert!(memory.is_to_be_asked());
 }
 
 #[tokio::test]

@@ -21,6 +21,8 @@ const REQUESTS_MAX: u32 = 1_000_000;
 
 const METRICS_PATH: &str = "/metrics";
 const HEALTH_PATH: &str = "/health";
+/// vLLM collects the facts of its whole system for the answer: 1.7 s on an idle machine, several times that on a busy one.
+const SERVER_INFO_MAX: Duration = Duration::from_secs(30);
 /// Served only in vLLM's development mode.
 const SERVER_INFO_PATH: &str = "/server_info?config_format=json";
 
@@ -29,8 +31,36 @@ const SERVER_INFO_PATH: &str = "/server_info?config_format=json";
 pub struct Memory {
     /// Looks that failed in a row.
     misses: u32,
-    /// Whether it was asked for its `max_num_seqs` since it came up.
-    asked: bool,
+    /// Whether it is to be asked for its `max_num_seqs`: once each time it comes up.
+    question: Question,
+}
+
+/// Whether a server was asked what it was started with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Question {
+    /// It is down, or was not looked at yet.
+    #[default]
+    NotYet,
+    Due,
+    Asked,
+}
+
+impl Memory {
+    /// Whether the server is to be asked what it was started with. From here on it counts as asked.
+    pub fn is_to_be_asked(&mut self) -> bool {
+        let due = self.question == Question::Due;
+        if due {
+            self.question = Question::Asked;
+        }
+        due
+    }
+
+    /// There was no answer: the question stands.
+    pub fn ask_again(&mut self) {
+        if self.question == Question::Asked {
+            self.question = Question::Due;
+        }
+    }
 }
 
 /// What a look has shown.
@@ -52,9 +82,9 @@ pub async fn visit(client: &Client, server: &Server, memory: &mut Memory, patien
     match sight {
         Sight::Figures(engines) => {
             record_figures(server, &engines);
-            record_up(client, server, memory, patience).await;
+            record_up(server, memory);
         }
-        Sight::Bare => record_up(client, server, memory, patience).await,
+        Sight::Bare => record_up(server, memory),
         Sight::Refused => record_down(server, memory, DownReason::ConnectRefused),
         Sight::Missed => {
             memory.misses = memory.misses.saturating_add(1);
@@ -91,22 +121,17 @@ fn record_figures(server: &Server, engines: &BTreeMap<u16, EngineSeries>) {
     }
 }
 
-/// The server is asked for its `max_num_seqs` before it is marked as up, so that a replica that is up has been asked.
-async fn record_up(client: &Client, server: &Server, memory: &mut Memory, patience: Patience) {
+fn record_up(server: &Server, memory: &mut Memory) {
     memory.misses = 0;
-    if !std::mem::replace(&mut memory.asked, true)
-        && let Some(max_num_seqs) = ask_max_num_seqs(client, server, patience).await
-    {
-        for replica in &server.replicas {
-            replica.with(|balancer, _| balancer.set_max_num_seqs(replica.id, max_num_seqs));
-        }
+    if memory.question == Question::NotYet {
+        memory.question = Question::Due;
     }
     set_health(server, Health::Up);
 }
 
 fn record_down(server: &Server, memory: &mut Memory, reason: DownReason) {
     // It may come back as another server.
-    memory.asked = false;
+    memory.question = Question::NotYet;
     set_health(server, Health::Down(reason));
 }
 
@@ -125,10 +150,25 @@ fn set_health(server: &Server, health: Health) {
     }
 }
 
-/// `None` where the engine doesn't tell: nearly always, since it does so only in development mode.
-async fn ask_max_num_seqs(client: &Client, server: &Server, patience: Patience) -> Option<u32> {
-    let answer = client.get(server, SERVER_INFO_PATH, patience).await.ok()?;
-    let answer: Value = serde_json::from_slice(&answer).ok()?;
+/// Asks an engine what it was started with, and uses what it tells. Returns whether there was an answer, were it only that
+/// it doesn't tell: nearly always, since it does so only in development mode.
+pub async fn learn_max_num_seqs(client: &Client, server: &Server, connect: Duration) -> bool {
+    let patience = Patience { connect, total: SERVER_INFO_MAX };
+    let answer = match client.get(server, SERVER_INFO_PATH, patience).await {
+        Ok(answer) => answer,
+        Err(Failure::Status(_) | Failure::TooLarge) => return true,
+        Err(Failure::Refused | Failure::TimedOut | Failure::Broken) => return false,
+    };
+    let Some(max_num_seqs) = max_num_seqs_in(&answer) else { return true };
+    info!("server={} tells its max_num_seqs: {max_num_seqs}", server.address);
+    for replica in &server.replicas {
+        replica.with(|balancer, _| balancer.set_max_num_seqs(replica.id, max_num_seqs));
+    }
+    true
+}
+
+fn max_num_seqs_in(answer: &[u8]) -> Option<u32> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
     let max_num_seqs = answer.pointer("/vllm_config/scheduler_config/max_num_seqs")?.as_u64()?;
     u32::try_from(max_num_seqs).ok().filter(|max_num_seqs| *max_num_seqs > 0)
 }

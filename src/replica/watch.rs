@@ -3,23 +3,22 @@
 //! A server has at most one look going on at a time, and each is a task of its own: a slow server is looked at less
 //! often and delays no other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{info, warn};
+use log::warn;
 use pingora::server::ShutdownWatch;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use crate::balancer::{Health, MaxNumSeqsSource, ReplicaSnapshot, SpillThreshold};
 use crate::dispatch::{Routing, Table};
 
 use super::client::{Client, Patience};
 use super::server::{Server, servers};
-use super::visit::{Memory, visit};
+use super::visit::{Memory, learn_max_num_seqs, visit};
 
 /// Looks that go on at the same time, over all servers. A look at a healthy server takes milliseconds, so this many keep
 /// a thousand servers fresh, and a burst of connections stays small.
@@ -36,8 +35,6 @@ struct Watcher {
     /// A server's memory is locked while it is being looked at.
     memories: BTreeMap<SocketAddr, Arc<Mutex<Memory>>>,
     looks: JoinSet<()>,
-    /// Models of which it was said that their `max_num_seqs` is assumed.
-    assumed: BTreeSet<String>,
 }
 
 /// Keeps the figures and the health of every replica current until the process shuts down.
@@ -63,14 +60,12 @@ impl Watcher {
             slots: Arc::new(Semaphore::new(LOOKS_MAX)),
             memories: BTreeMap::new(),
             looks: JoinSet::new(),
-            assumed: BTreeSet::new(),
         }
     }
 
     /// Begins a look at every server that has none going on.
     fn round(&mut self, table: &Table) {
         self.clear_ended();
-        self.tell_assumptions(table);
         let patience = Patience { connect: table.config.limits.connect_timeout, total: LOOK_MAX };
         let servers = servers(table);
         self.memories.retain(|address, _| servers.contains_key(address));
@@ -84,10 +79,17 @@ impl Watcher {
         let Ok(mut memory) = memory.try_lock_owned() else { return };
         let client = Arc::clone(&self.client);
         let slots = Arc::clone(&self.slots);
+        let memories = Arc::clone(&self.memories[&server.address]);
         self.looks.spawn(async move {
             // The semaphore is never closed.
-            let Ok(_slot) = slots.acquire().await else { return };
+            let Ok(slot) = slots.acquire().await else { return };
             visit(&client, &server, &mut memory, patience).await;
+            let may_tell = memory.is_to_be_asked();
+            drop((memory, slot));
+            // It may take its time over the answer, and is looked at meanwhile.
+            if may_tell && !learn_max_num_seqs(&client, &server, patience.connect).await {
+                memories.lock().await.ask_again();
+            }
         });
     }
 
@@ -97,63 +99,5 @@ impl Watcher {
                 warn!("a look at a replica's server was lost: {error}");
             }
         }
-    }
-
-    /// Says once a model that its `max_num_seqs` is a guess. A replica that is up has been asked for it.
-    fn tell_assumptions(&mut self, table: &Table) {
-        for model in &table.models {
-            if self.assumed.contains(&model.name) {
-                continue;
-            }
-            let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
-            if snapshot.spill_threshold != SpillThreshold::Auto {
-                continue;
-            }
-            if let Some(replica) = snapshot.replicas.iter().find(|replica| rests_on_a_guess(replica)) {
-                info!(
-                    "model={} max_num_seqs is not configured and the engine doesn't tell it: assuming {}, so the spill \
-                     threshold is {}",
-                    model.name, replica.max_num_seqs, replica.spill_threshold
-                );
-                self.assumed.insert(model.name.clone());
-            }
-        }
-    }
-}
-
-fn rests_on_a_guess(replica: &ReplicaSnapshot) -> bool {
-    replica.health == Health::Up && replica.max_num_seqs_source == MaxNumSeqsSource::Assumed
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::replica::tests::routing;
-
-    #[test]
-    fn an_assumption_is_told_once_a_model_and_only_of_a_replica_that_is_up() {
-        let routing = routing(&["127.0.0.1:9".parse().unwrap()]);
-        let table = routing.table();
-        let mut watcher = Watcher::new();
-        watcher.tell_assumptions(&table);
-        assert!(watcher.assumed.is_empty(), "nothing has answered yet");
-        let replica = &servers(&table).into_values().next().unwrap().replicas[0];
-        replica.with(|balancer, now| balancer.set_health(replica.id, Health::Up, now));
-        watcher.tell_assumptions(&table);
-        assert!(watcher.assumed.contains("tiny"));
-    }
-
-    #[test]
-    fn an_engine_that_told_its_figure_leaves_nothing_to_assume() {
-        let routing = routing(&["127.0.0.1:9".parse().unwrap()]);
-        let table = routing.table();
-        let replica = &servers(&table).into_values().next().unwrap().replicas[0];
-        replica.with(|balancer, now| {
-            balancer.set_max_num_seqs(replica.id, 64);
-            balancer.set_health(replica.id, Health::Up, now);
-        });
-        let mut watcher = Watcher::new();
-        watcher.tell_assumptions(&table);
-        assert!(watcher.assumed.is_empty());
     }
 }
