@@ -1,5 +1,72 @@
-//! kvpin: an edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
+//! kvpin is an edge load balancer for machines that run replicas of a model under vLLM. An agent re-sends its whole
+//! history every turn, and most of it is a prefix that one replica has already computed and still holds in its KV cache.
+//! kvpin sends every turn of a conversation back to that replica.
+//!
+//! This page is the architecture. How to install and run kvpin is in the README.
+//!
+//! ```text
+//!                    cli      one file a subcommand                main.rs is one call
+//!                     |
+//!                   server    listeners, runtimes, reload, drain
+//!          .----------+-----------.
+//!        proxy      replica     admin       the edges; none of them knows another
+//!   client <-> engine  probe,     /metrics,
+//!   byte for byte      scrape     status
+//!          '----------+-----------'
+//!                  dispatch   routing table, lock, clock, leases            metrics   what is counted live
+//!                     |
+//!                  balancer   decides: affinity, placement, spill, health   PURE
+//!
+//!        conversation   who is speaking   PURE       config   YAML to a validated Config
+//!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
+//! ```
+//!
+//! # The path of a request
+//!
+//! 1. Pingora accepts a connection and reads the head. [`proxy`] checks the head's size and looks the path up among the
+//!    endpoints it knows. A path that isn't there doesn't exist.
+//! 2. [`conversation`] looks in the head for the session. What the head doesn't say, it looks for in the body as it
+//!    arrives, and stops at the byte where it has its answer. What was read is kept.
+//! 3. [`balancer::Balancer::arrive`] decides: sticky, placed, spilled, client-pinned, unpinned or a side call; or it
+//!    refuses. [`dispatch`] turns the decision into a [`dispatch::Lease`], the slot on the replica.
+//! 4. The kept bytes and then the rest of the body go to the replica, byte for byte. Until the response begins, a failure
+//!    takes the turn to another replica.
+//! 5. The response flows back chunk by chunk. Its first byte makes the pin hold.
+//! 6. The response's end, an error or the client's leaving drops the request's context, and with it the lease.
+//!
+//! # Who may call whom
+//!
+//! `cli -> server -> {proxy, replica, admin} -> dispatch -> balancer -> conversation`. [`config`], [`conversation`] and
+//! [`metrics`] are leaves. The edges share what they must through [`dispatch::Routing`].
+//!
+//! # Invariants
+//!
+//! - [`balancer`] and [`conversation`] do no I/O, read no clock, draw no entropy, log nothing and touch no registry. Clippy
+//!   denies clocks and entropy in them. So one seed replays one run, in tests and in the simulator.
+//! - One `ArcSwap` holds the routing table. A reload swaps it as a whole or not at all. A model that stays keeps its
+//!   balancer, so its pins, leases and counters.
+//! - One mutex a model, held for a decision only: no await, no log, no formatting inside.
+//! - A slot is given back by `Drop`. No way out of a request releases it by hand.
+//! - The response path never buffers, re-encodes or delays a byte. A request body is never changed.
+//! - Every table, buffer, list and retry has a bound.
+//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric.
+//!
+//! # What is absent on purpose
+//!
+//! Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
+//! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
+//! request's load and a slot to reserve. Any rewriting of requests, and any translation between dialects.
 
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod balancer;
+pub mod cli;
 pub mod config;
 pub mod conversation;
+pub mod dispatch;
+pub mod metrics;
+pub mod proxy;
+pub mod replica;
+pub mod server;
 pub mod sim;

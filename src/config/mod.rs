@@ -1,1 +1,248 @@
 //! YAML text to a validated configuration.
+//!
+//! ```text
+//! text --form--> text without duplicate keys --serde--> File --validate--> Config --reload--> what differs
+//! ```
+//!
+//! `File` is the surface: every key optional, unknown keys refused. `Config` is what the rest of the program works with: every value
+//! is present, in range and consistent with the others, and every hostname is an address. A problem names its line and its key path,
+//! and as many problems as can be found in one pass are reported together.
+//!
+//! This is a leaf: it knows no other module, logs nothing, and reads nothing but the file and the resolver.
+
+mod addresses;
+mod bounds;
+mod error;
+mod file;
+mod locate;
+mod model;
+mod reload;
+mod url;
+mod validate;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+pub use error::{ConfigError, Problem};
+
+/// Everything that an operator decides, validated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where clients connect. Never empty; no two overlap. Port 0 lets the kernel choose.
+    pub listen: Vec<SocketAddr>,
+    /// Where metrics, status and drain are served; `None` when it is `off`.
+    pub admin: Option<SocketAddr>,
+    /// The model of a request that names none: a name or an alias that exists.
+    pub default_model: Option<String>,
+    /// What one client, and all of them together, may take.
+    pub limits: Limits,
+    /// Between two readings of a replica's /metrics, 50 ms to 60 s.
+    pub scrape_interval: Duration,
+    /// How long running requests may go on after a stop was asked for, 1 s to 1 day.
+    pub shutdown_grace: Duration,
+    /// In the order of the file, never empty; names and aliases are unique over all of them.
+    pub models: Vec<ModelConfig>,
+}
+
+/// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest request body, in bytes. Over it: 413.
+    pub body_bytes_max: usize,
+    /// The largest request head (request line and headers), in bytes.
+    pub head_bytes_max: usize,
+    /// From the first byte of a request head to its last.
+    pub head_timeout: Duration,
+    /// How long a client's connection may idle between two requests.
+    pub keepalive_timeout: Duration,
+    /// Between two reads of a request body.
+    pub body_timeout: Duration,
+    /// How long one write towards a client may be stuck.
+    pub write_timeout: Duration,
+    /// How long a TCP connect to a replica may take.
+    pub connect_timeout: Duration,
+    /// Request bytes kept for one turn so that another replica can be tried. A longer body is sent once only.
+    pub replay_bytes_max: usize,
+    /// Request bytes held for all turns together; at least `replay_bytes_max`.
+    pub replay_memory_bytes_max: usize,
+    /// How long, after the decision, a turn waits for the rest of its body to become replayable.
+    pub replay_wait: Duration,
+}
+
+/// A served name with its replicas and its policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// As clients write it: 1 to 256 bytes, no control characters.
+    pub name: String,
+    /// Other names for it, under the same rules.
+    pub aliases: Vec<String>,
+    /// Whether a conversation goes back to the replica that holds its KV cache.
+    pub affinity: bool,
+    /// Who chooses, and how, when `affinity` is false. Means nothing when it is true.
+    pub balancing: Balancing,
+    /// What vLLM was started with, for each replica (each rank of a ranked server). `None`: not configured; the engine may tell, and
+    /// until it does [`Self::ASSUMED_MAX_NUM_SEQS`] is assumed.
+    pub max_num_seqs: Option<u32>,
+    /// From how many in-flight turns on a replica is left for a less loaded one.
+    pub spill_threshold: SpillThreshold,
+    /// Whether a client may name the replica itself.
+    pub client_pins: bool,
+    /// Entries of the affinity table; the one idle longest gives way.
+    pub conversations_max: usize,
+    /// A conversation that was silent for so long is forgotten.
+    pub conversation_idle: Duration,
+    /// 1 to 1024, in the order of the file, ranks ascending; names are unique within the model.
+    pub replicas: Vec<ReplicaConfig>,
+}
+
+/// How turns are spread when there is no affinity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Balancing {
+    /// kvpin chooses the least loaded replica, of ranks too.
+    LeastLoaded,
+    /// The ranked server's own balancer chooses: a server is one replica, whatever its `data_parallel_size`.
+    Engine,
+}
+
+/// When a pinned replica counts as over-full, in turns in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpillThreshold {
+    /// A quarter of `max_num_seqs`, at least 1.
+    Auto,
+    /// This many, at least 1.
+    Fixed(u32),
+}
+
+/// One engine with its own KV cache: a server, or one data-parallel rank of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaConfig {
+    /// 1 to 128 bytes of printable ASCII without space and comma, because it travels in a header.
+    pub name: String,
+    /// Where it is reached. A hostname was resolved when the file was loaded, IPv4 preferred; only its first address is used.
+    pub address: SocketAddr,
+    /// `host:port` as the file has it, for the Host header.
+    pub authority: String,
+    /// What goes into `X-data-parallel-rank`; `None` for a server that is one replica.
+    pub rank: Option<u16>,
+    /// How many ranks its server has, 1 to 1024.
+    pub data_parallel_size: u16,
+}
+
+impl Config {
+    /// The largest file that is read: a thousand replicas need about 100 KB.
+    const FILE_BYTES_MAX: u64 = 1 << 20;
+
+    /// Reads a configuration. Blocks while hostnames, if there are any, are resolved.
+    pub fn from_yaml(text: &str) -> Result<Config, ConfigError> {
+        Self::from_yaml_resolving(text, &url::resolve)
+    }
+
+    /// [`Self::from_yaml`] of a file. One that can't be read is an error that has the path and the operating system's reason.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
+        Self::from_yaml(&text)
+    }
+
+    /// What works but may not be what was meant, a line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for address in self.listen.iter().filter(|a| !a.ip().is_loopback()) {
+            warnings.push(format!(
+                "listen {address}: anyone who reaches this address can use the GPUs; there are no API keys in this version"
+            ));
+        }
+        if let Some(address) = self.admin.filter(|a| !a.ip().is_loopback()) {
+            warnings.push(format!(
+                "admin {address}: anyone who reaches this address can read the status and drain replicas"
+            ));
+        }
+        warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
+        warnings
+    }
+
+    fn from_yaml_resolving(text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
+        locate::check_form(text)?;
+        let file = serde_yaml::from_str(text).map_err(|err| ConfigError::from_yaml(&err))?;
+        validate::validate(file, resolve).map_err(|problems| problems.locate(text))
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        validate::limits(&file::LimitsFile::default(), &mut error::Problems::default())
+    }
+}
+
+impl ModelConfig {
+    /// Stands in for an unknown `max_num_seqs`. vLLM's own default (256 and up) is more than a replica with long agent conversations
+    /// sustains, and guessing too high would let a replica fill up before anything spills.
+    pub const ASSUMED_MAX_NUM_SEQS: u32 = 32;
+
+    /// Turns in flight from which on a replica is over-full, where `max_num_seqs` is what is known of that replica.
+    pub fn spill_threshold(&self, max_num_seqs: u32) -> u32 {
+        match self.spill_threshold {
+            SpillThreshold::Auto => (max_num_seqs / 4).max(1),
+            SpillThreshold::Fixed(turns) => turns,
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.affinity && self.replicas.iter().any(|r| r.data_parallel_size > 1) {
+            warnings.push(format!(
+                "model {}: /v1/responses turns can't be pinned: vLLM up to 0.32 ignores the rank header there; \
+                 prefer separate servers for Codex",
+                self.name
+            ));
+        }
+        if self.max_num_seqs.is_none() {
+            warnings.push(format!(
+                "model {}: max_num_seqs is not configured: {} is assumed; give what vLLM was started with",
+                self.name,
+                Self::ASSUMED_MAX_NUM_SEQS
+            ));
+        }
+        warnings
+    }
+}
+
+/// The word of the file.
+impl fmt::Display for Balancing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Balancing::LeastLoaded => "least_loaded",
+            Balancing::Engine => "engine",
+        })
+    }
+}
+
+/// The word or number of the file.
+impl fmt::Display for SpillThreshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SpillThreshold::Auto => f.write_str("auto"),
+            SpillThreshold::Fixed(turns) => turns.fmt(f),
+        }
+    }
+}
+
+fn read(path: &Path, bytes_max: u64) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind, Read};
+
+    let mut text = String::new();
+    let mut file = std::fs::File::open(path)?.take(bytes_max + 1);
+    let bytes = file.read_to_string(&mut text)?;
+    if bytes as u64 > bytes_max {
+        let reason = format!("it is larger than {bytes_max} bytes");
+        return Err(Error::new(ErrorKind::FileTooLarge, reason));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

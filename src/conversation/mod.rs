@@ -1,1 +1,41 @@
 //! Who is speaking: what a request says of its model and its conversation.
+//!
+//! ```text
+//! body --> Scanner (JSON) or FormScanner (multipart) --> Fields --+
+//!                                                                 +--> identify --> Explicit
+//! head ---------------------------------------------- HeaderMap --+                     |
+//!                                                    KeySecret, scope, model --> ConversationKey
+//! ```
+//!
+//! The proxy hands over the body as it arrives until the [`Progress`] is no longer
+//! [`Progress::More`]; [`identify`] ranks what head and body name, and [`KeySecret::key`] turns the
+//! winner into the value that everything else knows a conversation by.
+//!
+//! The module is pure: no I/O, no clock, no entropy, no logging. The secret of the keys comes in as
+//! an argument. The scanners hold a bounded state whatever they are fed, and never fail: a body
+//! that cannot be read names nothing.
+//!
+//! Session ids are private. Types that hold one print nothing of it; the hexadecimal form of a
+//! [`ConversationKey`] is the only one that may reach a log, a label or a page.
+
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
+
+mod fields;
+mod identity;
+mod key;
+mod literal;
+mod multipart;
+mod parameter;
+mod path;
+#[cfg(test)]
+mod properties;
+mod scanner;
+mod session;
+mod skip;
+
+pub use fields::{Fields, Model, Progress};
+pub use identity::{Explicit, Identity, Source, headers_name_session, identify};
+pub use key::{ConversationKey, KeySecret};
+pub use multipart::FormScanner;
+pub use scanner::{Scanner, Wanted};
+pub use session::SessionValue;

@@ -1,0 +1,143 @@
+//! What every request pays before it is forwarded: the search through its body, and the name of its
+//! conversation.
+//!
+//! The bodies are built in the shape of Claude Code's (key order and share of messages, system and
+//! tools as captured from version 2.1.332) and are fed in chunks of 64 KiB, the most that Pingora
+//! hands over at once.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use http::{HeaderMap, HeaderValue};
+use kvpin::conversation::{FormScanner, KeySecret, Progress, Scanner, Wanted, identify};
+
+const CHUNK: usize = 64 * 1024;
+
+/// A turn as an agent's history has it: code with its line breaks and quotes escaped.
+const TURN: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_01","content":[{"type":"text","text":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}]}]},{"role":"assistant","content":[{"type":"text","text":"The function prints a greeting and the number of arguments. I will now look at the tests before I change it, so that the behaviour stays as it is."},{"type":"tool_use","id":"toolu_02","name":"Bash","input":{"command":"cargo test --quiet 2>&1 | tail -20","description":"Run tests"}}]}"#;
+
+/// A tool as agents describe them: prose first, then a schema.
+const TOOL: &str = r#"{"name":"Read","description":"Reads a file from the local filesystem. You can access any file directly by using this tool.\n\nUsage:\n- The file_path parameter must be an absolute path\n- By default, it reads up to 2000 lines from the beginning of the file","input_schema":{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"file_path":{"type":"string","description":"The absolute path to the file to read"},"offset":{"type":"integer","minimum":0,"description":"The line number to start reading from"},"limit":{"type":"integer","exclusiveMinimum":0}},"required":["file_path"],"additionalProperties":false}}"#;
+
+const MODEL: &str = r#""model":"qwen3-4b""#;
+
+const TAIL: &str = r#""metadata":{"user_id":"{\"device_id\":\"0000000000000000000000000000000000000000000000000000000000000000\",\"account_uuid\":\"\",\"session_id\":\"be1bd76a-8294-49e0-b3d2-e58bc1e620a9\"}"},"max_tokens":32000,"thinking":{"type":"adaptive"},"output_config":{"effort":"high"},"stream":true"#;
+
+/// `item` over and over, to about so many bytes.
+fn array(item: &str, bytes: usize) -> String {
+    format!("[{}]", vec![item; bytes / item.len() + 1].join(","))
+}
+
+/// Messages, system prompt and tools of a body of about so many bytes.
+fn history(bytes: usize) -> String {
+    let tools = array(TOOL, 31_000);
+    let system = array(r#"{"type":"text","text":"You are an interactive agent that helps."}"#, 7_000);
+    let messages = array(TURN, bytes - tools.len() - system.len());
+    format!(r#""messages":{messages},"system":{system},"tools":{tools}"#)
+}
+
+/// Searches until the answer is there, and says whether a model was found.
+fn scan(body: &[u8], wanted: Wanted) -> bool {
+    let mut scanner = Scanner::new(wanted);
+    for chunk in body.chunks(CHUNK) {
+        scanner.search(chunk);
+        if scanner.progress() != Progress::More {
+            break;
+        }
+    }
+    scanner.fields().model.name().is_some()
+}
+
+fn bodies(criterion: &mut Criterion) {
+    let session = Wanted::ModelAndSession;
+    let text = "a line of prose without anything to escape; ".repeat(1 << 20 >> 5);
+    let cases = [
+        ("session_50_kb", session, format!("{{{MODEL},{},{TAIL}}}", history(50_000))),
+        ("session_1_mb", session, format!("{{{MODEL},{},{TAIL}}}", history(1_000_000))),
+        ("model_last_50_kb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(50_000))),
+        ("model_last_1_mb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(1_000_000))),
+        ("long_string", Wanted::Model, format!(r#"{{"prompt":"{text}",{MODEL}}}"#)),
+    ];
+    let mut group = criterion.benchmark_group("scanner");
+    for (name, wanted, body) in cases {
+        assert!(scan(body.as_bytes(), wanted), "{name}");
+        group.throughput(Throughput::Bytes(body.len() as u64));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| scan(black_box(body.as_bytes()), wanted));
+        });
+    }
+    group.finish();
+
+    // Without a throughput: the rest of the body is not looked at.
+    let body = format!("{{{MODEL},{},{TAIL}}}", history(1_000_000));
+    criterion.bench_function("scanner/model_first", |bencher| {
+        bencher.iter(|| scan(black_box(body.as_bytes()), Wanted::Model));
+    });
+}
+
+fn form(criterion: &mut Criterion) {
+    // Every byte value as often as any other, as in compressed audio.
+    let audio: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let head = b"--X\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\n\r\n";
+    let model = b"\r\n--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--X--\r\n";
+    let body = [&head[..], &audio[..], &model[..]].concat();
+    let mut group = criterion.benchmark_group("form");
+    group.throughput(Throughput::Bytes(body.len() as u64));
+    group.bench_function("model_behind_1_mb_of_audio", |bencher| {
+        bencher.iter(|| {
+            let mut scanner = FormScanner::new("multipart/form-data; boundary=X")?;
+            for chunk in body.chunks(CHUNK) {
+                scanner.feed(black_box(chunk));
+            }
+            scanner.fields().model.name().map(str::len)
+        });
+    });
+    group.finish();
+}
+
+/// A head of Claude Code, without what names its session.
+fn head() -> HeaderMap {
+    [
+        ("accept", "application/json"),
+        ("authorization", "Bearer dummy-token"),
+        ("content-type", "application/json"),
+        ("user-agent", "claude-cli/2.1.332 (external, sdk-cli)"),
+        ("x-stainless-arch", "x64"),
+        ("x-stainless-lang", "js"),
+        ("x-stainless-os", "Linux"),
+        ("x-stainless-retry-count", "0"),
+        ("x-stainless-timeout", "600"),
+        ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14"),
+        ("anthropic-version", "2023-06-01"),
+        ("x-app", "cli"),
+        ("host", "127.0.0.1:8080"),
+        ("content-length", "49403"),
+    ]
+    .into_iter()
+    .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
+    .collect()
+}
+
+fn identity(criterion: &mut Criterion) {
+    let secret = KeySecret::new([7; 16]);
+    let mut named = head();
+    named.insert("x-claude-code-session-id", HeaderValue::from_static("be1bd76a-8294-49e0-b3d2-e58bc1e620a9"));
+    named.insert("x-claude-code-agent-id", HeaderValue::from_static("a47b7e553d913f94c"));
+    let mut scanner = Scanner::new(Wanted::ModelAndSession);
+    scanner.feed(format!("{{{MODEL},{TAIL}}}").as_bytes());
+    let fields = scanner.fields();
+
+    let mut group = criterion.benchmark_group("identity_and_key");
+    for (name, headers) in [("of_the_head", named), ("of_the_body", head())] {
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let conversation = identify(black_box(&headers), black_box(fields)).conversation?;
+                Some(secret.key(b"", "qwen3-4b", &conversation))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(hot_path, bodies, form, identity);
+criterion_main!(hot_path);

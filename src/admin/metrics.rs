@@ -1,0 +1,275 @@
+//! The snapshot as Prometheus metrics: one table declares name, kind, help, labels and source of every family.
+//!
+//! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
+
+use prometheus::core::Collector;
+use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
+
+use crate::balancer::{Health, Membership, ReplicaSnapshot, Scrape, Snapshot};
+
+use super::View;
+
+/// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
+struct Family<T> {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    /// The label beside those that say what the series is of; empty where there is none.
+    label: &'static str,
+    values: fn(&T) -> Vec<(&'static str, f64)>,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// The series of one family that are being filled.
+enum Series {
+    Counter(CounterVec),
+    Gauge(GaugeVec),
+}
+
+/// Of the process.
+const PROCESS: &[Family<View>] = &[
+    Family {
+        name: "kvpin_build_info",
+        kind: Kind::Gauge,
+        help: "1, with the version of kvpin.",
+        label: "version",
+        values: |_| vec![(env!("CARGO_PKG_VERSION"), 1.0)],
+    },
+    Family {
+        name: "kvpin_uptime_seconds",
+        kind: Kind::Gauge,
+        help: "Time since the process began to serve.",
+        label: "",
+        values: |view| one(view.uptime.as_secs_f64()),
+    },
+    Family {
+        name: "kvpin_open_requests",
+        kind: Kind::Gauge,
+        help: "Requests that are being handled, whatever they are for.",
+        label: "",
+        values: |view| one(view.open_requests as f64),
+    },
+];
+
+/// Labels: model.
+const MODEL: &[Family<Snapshot>] = &[Family {
+    name: "kvpin_refused_turns_total",
+    kind: Kind::Counter,
+    help: "Turns that got no replica.",
+    label: "reason",
+    values: |model| model.refused.iter().map(|(reason, count)| (reason.as_str(), *count as f64)).collect(),
+}];
+
+/// Labels: model, replica.
+const REPLICA: &[Family<ReplicaSnapshot>] = &[
+    Family {
+        name: "kvpin_replica_up",
+        kind: Kind::Gauge,
+        help: "1 if the replica has been seen up and not down since, else 0.",
+        label: "",
+        values: |replica| one(f64::from(u8::from(replica.health == Health::Up))),
+    },
+    Family {
+        name: "kvpin_turns_total",
+        kind: Kind::Counter,
+        help: "Turns that the replica served, by why they came to it. A spilled turn counts where it landed.",
+        label: "decision",
+        values: |replica| decisions(replica).to_vec(),
+    },
+    Family {
+        name: "kvpin_turn_outcomes_total",
+        kind: Kind::Counter,
+        help: "Turns that the replica was given, by how they ended there.",
+        label: "outcome",
+        values: |replica| outcomes(replica).to_vec(),
+    },
+    Family {
+        name: "kvpin_replaced_conversations_total",
+        kind: Kind::Counter,
+        help: "Conversations that were placed on the replica because another one had lost them.",
+        label: "",
+        values: |replica| one(replica.counters.replaced as f64),
+    },
+    Family {
+        name: "kvpin_in_flight_turns",
+        kind: Kind::Gauge,
+        help: "Turns that the replica is serving for kvpin.",
+        label: "",
+        values: |replica| one(f64::from(replica.in_flight)),
+    },
+    Family {
+        name: "kvpin_conversations",
+        kind: Kind::Gauge,
+        help: "Conversations that are pinned to the replica; idle ones had no turn for a minute.",
+        label: "state",
+        values: |replica| vec![("active", f64::from(replica.held.active)), ("idle", f64::from(replica.held.idle))],
+    },
+    Family {
+        name: "kvpin_spill_threshold_turns",
+        kind: Kind::Gauge,
+        help: "Turns in flight from which on a pinned turn may be served elsewhere.",
+        label: "",
+        values: |replica| one(f64::from(replica.spill_threshold)),
+    },
+    Family {
+        name: "kvpin_scrape_age_seconds",
+        kind: Kind::Gauge,
+        help: "Age of the newest figures of the replica's engine.",
+        label: "",
+        values: |replica| replica.scrape.iter().map(|(_, age)| ("", age.as_secs_f64())).collect(),
+    },
+    Family {
+        name: "kvpin_engine_requests",
+        kind: Kind::Gauge,
+        help: "Requests that the engine itself reports, kvpin's and others.",
+        label: "state",
+        values: |replica| {
+            let states = |scrape: &Scrape| [("running", scrape.running), ("waiting", scrape.waiting)];
+            let states = replica.scrape.iter().flat_map(|(scrape, _)| states(scrape));
+            states.map(|(state, count)| (state, f64::from(count))).collect()
+        },
+    },
+    Family {
+        name: "kvpin_engine_kv_use_ratio",
+        kind: Kind::Gauge,
+        help: "Share of the engine's KV cache that running requests hold. What is only cached does not count.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.kv_use),
+    },
+    Family {
+        name: "kvpin_engine_kv_capacity_tokens",
+        kind: Kind::Gauge,
+        help: "Tokens that the engine's KV cache holds; 0 where the engine doesn't say.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.kv_capacity_tokens as f64),
+    },
+    Family {
+        name: "kvpin_engine_prefix_queries_tokens_total",
+        kind: Kind::Counter,
+        help: "Tokens that the engine has looked up in its prefix cache since it started.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.prefix_queries_tokens as f64),
+    },
+    Family {
+        name: "kvpin_engine_prefix_hits_tokens_total",
+        kind: Kind::Counter,
+        help: "Tokens that the engine has found in its prefix cache since it started.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.prefix_hits_tokens as f64),
+    },
+];
+
+/// The page for Prometheus: the view's families, then those of `counted`.
+pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
+    let registry = Registry::new();
+    for family in PROCESS {
+        let series = family.register(&registry, &[])?;
+        family.fill(&series, view, &[]);
+    }
+    for family in MODEL {
+        let series = family.register(&registry, &["model"])?;
+        for (model, snapshot) in &view.models {
+            family.fill(&series, snapshot, &[&model.name]);
+        }
+    }
+    let models: Vec<_> =
+        view.models.iter().map(|(model, snapshot)| (model, one_of_each_name(&snapshot.replicas))).collect();
+    for family in REPLICA {
+        let series = family.register(&registry, &["model", "replica"])?;
+        for (model, replicas) in &models {
+            for replica in replicas {
+                family.fill(&series, replica, &[&model.name, &replica.spec.name]);
+            }
+        }
+    }
+    let mut page = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut page)?;
+    TextEncoder::new().encode(&counted.gather(), &mut page)?;
+    Ok(page)
+}
+
+impl<T> Family<T> {
+    fn register(&self, registry: &Registry, of: &[&str]) -> prometheus::Result<Series> {
+        let mut labels = of.to_vec();
+        labels.extend(self.has_label().then_some(self.label));
+        let opts = Opts::new(self.name, self.help);
+        Ok(match self.kind {
+            Kind::Counter => Series::Counter(registered(registry, CounterVec::new(opts, &labels)?)?),
+            Kind::Gauge => Series::Gauge(registered(registry, GaugeVec::new(opts, &labels)?)?),
+        })
+    }
+
+    fn fill(&self, series: &Series, source: &T, of: &[&str]) {
+        for (label, value) in (self.values)(source) {
+            let mut labels = of.to_vec();
+            labels.extend(self.has_label().then_some(label));
+            match series {
+                Series::Counter(counters) => counters.with_label_values(&labels).inc_by(value),
+                Series::Gauge(gauges) => gauges.with_label_values(&labels).set(value),
+            }
+        }
+    }
+
+    fn has_label(&self) -> bool {
+        !self.label.is_empty()
+    }
+}
+
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> prometheus::Result<C> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+/// Replicas by name, one of each. A reload may retire a replica and give its name to another engine; while turns still run
+/// on the old one, the two would be the same series. The configured one's figures stand for both, with all turns in
+/// flight.
+fn one_of_each_name(replicas: &[ReplicaSnapshot]) -> Vec<ReplicaSnapshot> {
+    let mut by_name: Vec<ReplicaSnapshot> = Vec::new();
+    let configured_first = |wanted| replicas.iter().filter(move |replica| replica.membership == wanted);
+    for replica in configured_first(Membership::Configured).chain(configured_first(Membership::Retired)) {
+        match by_name.iter_mut().find(|known| known.spec.name == replica.spec.name) {
+            Some(known) => known.in_flight += replica.in_flight,
+            None => by_name.push(replica.clone()),
+        }
+    }
+    by_name
+}
+
+fn decisions(replica: &ReplicaSnapshot) -> [(&'static str, f64); 6] {
+    let counters = &replica.counters;
+    [
+        ("sticky", counters.sticky),
+        ("placed", counters.placed),
+        ("spilled", counters.spilled_in),
+        ("client_pinned", counters.client_pinned),
+        ("unpinned", counters.unpinned),
+        ("side", counters.side),
+    ]
+    .map(|(decision, count)| (decision, count as f64))
+}
+
+fn outcomes(replica: &ReplicaSnapshot) -> [(&'static str, f64); 5] {
+    let counters = &replica.counters;
+    [
+        ("completed", counters.completed),
+        ("rejected", counters.rejected),
+        ("failed", counters.failed),
+        ("abandoned", counters.abandoned),
+        ("moved_on", counters.moved_on),
+    ]
+    .map(|(outcome, count)| (outcome, count as f64))
+}
+
+/// A value of the engine's newest scrape, if there is one.
+fn of_engine(replica: &ReplicaSnapshot, value: impl Fn(&Scrape) -> f64) -> Vec<(&'static str, f64)> {
+    replica.scrape.iter().flat_map(|(scrape, _)| one(value(scrape))).collect()
+}
+
+fn one(value: f64) -> Vec<(&'static str, f64)> {
+    vec![("", value)]
+}

@@ -1,0 +1,157 @@
+//! The loopback listener for operators: metrics for Prometheus, the status as JSON, liveness.
+//!
+//! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
+//! of a request stands on any of them.
+
+pub mod metrics;
+pub mod status;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{Method, Response, StatusCode, header};
+use log::error;
+use pingora::apps::http_app::ServeHttp;
+use pingora::listeners::{L4BufferSettings, ListenerConfig};
+use pingora::protocols::http::ServerSession;
+use pingora::services::listening::Service;
+use serde_json::json;
+
+use crate::balancer::Snapshot;
+use crate::dispatch::{Model, Routing};
+
+pub use status::Status;
+
+/// Counts the requests that the proxy is handling at this moment.
+pub type CountOpen = Arc<dyn Fn() -> usize + Send + Sync>;
+
+/// The admin listener's application.
+pub struct Admin {
+    routing: Arc<Routing>,
+    count_open: CountOpen,
+}
+
+/// What every page is made from.
+pub struct View {
+    pub uptime: Duration,
+    /// Requests that the proxy is handling, waiting ones and side calls included.
+    pub open_requests: usize,
+    /// In the order of the configuration.
+    pub models: Vec<(Arc<Model>, Snapshot)>,
+}
+
+/// A page, before it is an HTTP response.
+struct Page {
+    status: StatusCode,
+    content_type: &'static str,
+    body: Vec<u8>,
+}
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+/// The version of the exposition format, as Prometheus wants it named.
+const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What `/` answers.
+const CONTENTS: &str = concat!(
+    "kvpin ",
+    env!("CARGO_PKG_VERSION"),
+    "\n\n\
+     /metrics        for Prometheus\n\
+     /api/v1/status  models and replicas as JSON\n\
+     /health         200 as long as the process lives\n"
+);
+
+/// The admin listener as one of Pingora's services.
+pub fn service(routing: Arc<Routing>, address: SocketAddr, count_open: CountOpen) -> Service<Admin> {
+    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, count_open });
+    // Without a write buffer the head of a response leaves even if no body follows it.
+    let buffer = L4BufferSettings::default().write(0);
+    service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
+    service
+}
+
+#[async_trait]
+impl ServeHttp for Admin {
+    async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
+        let head = session.req_header();
+        let page = self.page(&head.method, head.uri.path());
+        let is_head = head.method == Method::HEAD;
+        if page.status == StatusCode::METHOD_NOT_ALLOWED {
+            // The request may have a body, which nobody is going to read.
+            session.set_keepalive(None);
+        }
+        page.response(is_head)
+    }
+}
+
+impl Admin {
+    fn page(&self, method: &Method, path: &str) -> Page {
+        let render: fn(&Self) -> Result<Page, Page> = match path {
+            "/" => |_| Ok(Page::ok(TEXT, CONTENTS)),
+            "/health" => |_| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
+            "/metrics" => Self::metrics,
+            "/api/v1/status" => Self::status,
+            _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
+        };
+        if *method != Method::GET && *method != Method::HEAD {
+            return Page::error(StatusCode::METHOD_NOT_ALLOWED, "this page can only be read");
+        }
+        render(self).unwrap_or_else(|page| page)
+    }
+
+    fn metrics(&self) -> Result<Page, Page> {
+        let text = metrics::render(&self.view(), &self.routing.metrics.registry).map_err(Page::failed)?;
+        Ok(Page::ok(EXPOSITION, text))
+    }
+
+    fn status(&self) -> Result<Page, Page> {
+        let status = serde_json::to_vec(&Status::of(&self.view())).map_err(Page::failed)?;
+        Ok(Page::ok(JSON, status))
+    }
+
+    fn view(&self) -> View {
+        let table = self.routing.table();
+        let models = table.models.iter().map(|model| {
+            let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
+            (Arc::clone(model), snapshot)
+        });
+        View { uptime: self.routing.uptime(), open_requests: (self.count_open)(), models: models.collect() }
+    }
+}
+
+impl Page {
+    fn ok(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
+        Page { status: StatusCode::OK, content_type, body: body.into() }
+    }
+
+    fn error(status: StatusCode, message: &str) -> Self {
+        let body = json!({ "error": { "message": message, "code": status.as_u16() } });
+        Page { status, content_type: JSON, body: body.to_string().into_bytes() }
+    }
+
+    /// A fault of kvpin's own.
+    fn failed(error: impl std::fmt::Display) -> Self {
+        error!("an admin page could not be rendered: {error}");
+        Page::error(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; the log says why")
+    }
+
+    /// The page as a response, to a `HEAD` request without its body.
+    fn response(self, is_head: bool) -> Response<Vec<u8>> {
+        let length = self.body.len();
+        let mut response = Response::new(if is_head { Vec::new() } else { self.body });
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(self.content_type));
+        headers.insert(header::CONTENT_LENGTH, length.into());
+        headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+        if self.status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
+        }
+        response
+    }
+}

@@ -1,0 +1,291 @@
+//! The status: what a page, a terminal view or a program may want to show of kvpin, as one JSON object.
+//!
+//! The format is stable: fields are added, never renamed or given another meaning. Units stand in the names; a percentage
+//! goes from 0 to 100. What is not known is `null`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::balancer::{self, Health, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
+use crate::dispatch::Model;
+
+use super::View;
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub kvpin: Process,
+    /// In the order of the configuration.
+    pub models: Vec<ModelStatus>,
+}
+
+/// The process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    pub version: String,
+    pub uptime_s: f64,
+    /// Requests that are being handled at this moment, whatever they are for.
+    pub open_requests: usize,
+}
+
+/// A model. Counts are since it was first configured, without replicas that are gone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelStatus {
+    pub name: String,
+    pub aliases: Vec<String>,
+    pub affinity: bool,
+    /// `affinity` or `least_loaded`.
+    pub mode: String,
+    pub spill_threshold: SpillThreshold,
+    /// Conversations that are remembered, active and idle.
+    pub conversations: usize,
+    /// Of the turns whose conversation had a pin: the share that was served there. The others were spilled, or their
+    /// conversation had to be placed anew.
+    pub sticky_percent: Option<f64>,
+    /// Of the tokens that the engines looked up in their prefix caches since they started: the share that was found.
+    pub prefix_hit_percent: Option<f64>,
+    pub in_flight: u32,
+    /// Turns that got no replica, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// What an operator should know, in words.
+    pub notes: Vec<String>,
+    /// The configured ones, and those that a reload took out and that still serve turns.
+    pub replicas: Vec<ReplicaStatus>,
+}
+
+/// The spill threshold of a model, as configured. What it comes to is said of each replica.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpillThreshold {
+    pub configured: ConfiguredThreshold,
+}
+
+/// `"auto"` or a number of turns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ConfiguredThreshold {
+    Word(Auto),
+    Turns(u32),
+}
+
+/// A quarter of `max_num_seqs`, at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Auto {
+    Auto,
+}
+
+/// A replica. Counts are of turns, since it was first configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaStatus {
+    pub name: String,
+    pub address: String,
+    /// The data-parallel rank, where the replica is one of several behind its address.
+    pub rank: Option<u16>,
+    /// `unknown`, `up` or `down`.
+    pub health: String,
+    /// Why it is down: `connect_refused`, `connect_timed_out` or `probe_failed`.
+    pub health_reason: Option<String>,
+    /// How long it has had that health.
+    pub health_age_s: f64,
+    pub in_flight: u32,
+    pub conversations: Conversations,
+    /// Turns of conversations that are pinned here.
+    pub sticky: u64,
+    /// First turns of conversations that were pinned here.
+    pub placed: u64,
+    /// Those of `placed` whose conversation had to leave another replica for good.
+    pub replaced: u64,
+    /// Turns of conversations that are pinned elsewhere.
+    pub spilled_in: u64,
+    /// Turns for which the client named this replica.
+    pub client_pinned: u64,
+    /// Turns that were sent here by load alone.
+    pub unpinned: u64,
+    /// Token counting and the like.
+    pub side: u64,
+    pub outcomes: Outcomes,
+    /// Turns in flight from which on a pinned turn may be served elsewhere.
+    pub spill_threshold: u32,
+    pub max_num_seqs: u32,
+    /// `configured`, `engine` (the engine told it) or `assumed`.
+    pub max_num_seqs_source: String,
+    /// Whether a reload took it out.
+    pub retired: bool,
+    /// What the engine says of itself; `null` until it has said something.
+    pub engine: Option<Engine>,
+}
+
+/// Conversations pinned to a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conversations {
+    /// With a turn in the last minute.
+    pub active: u32,
+    pub idle: u32,
+}
+
+/// How the turns of a replica ended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcomes {
+    pub completed: u64,
+    /// The engine answered with an error status.
+    pub rejected: u64,
+    /// The replica failed, and the client saw it.
+    pub failed: u64,
+    /// The client went away.
+    pub abandoned: u64,
+    /// The replica failed before it answered, and the turn went on elsewhere.
+    pub moved_on: u64,
+}
+
+/// An engine's own figures. Counts are since it started.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Engine {
+    pub scrape_age_s: f64,
+    /// Requests in its batch, and requests that wait for a place in it; kvpin's and others.
+    pub running: u32,
+    pub waiting: u32,
+    /// What running requests hold of the KV cache. What is only cached does not count.
+    pub kv_use_percent: f64,
+    pub kv_capacity_tokens: Option<u64>,
+    /// Tokens looked up in the prefix cache, and found there.
+    pub prefix_queries_tokens: u64,
+    pub prefix_hits_tokens: u64,
+    pub prefix_hit_percent: Option<f64>,
+    pub prompt_tokens: u64,
+    pub generation_tokens: u64,
+}
+
+impl Status {
+    pub fn of(view: &View) -> Self {
+        Status {
+            kvpin: Process {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                uptime_s: seconds(view.uptime),
+                open_requests: view.open_requests,
+            },
+            models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot)).collect(),
+        }
+    }
+}
+
+impl ModelStatus {
+    fn of(model: &Model, snapshot: &Snapshot) -> Self {
+        let replicas = &snapshot.replicas;
+        let sum = |count: fn(&ReplicaSnapshot) -> u64| replicas.iter().map(count).sum::<u64>();
+        let of_engines = |count: fn(&Scrape) -> u64| {
+            replicas.iter().filter_map(|replica| replica.scrape.as_ref()).map(|(scrape, _)| count(scrape)).sum::<u64>()
+        };
+        let sticky = sum(|replica| replica.counters.sticky);
+        let moved = sum(|replica| replica.counters.spilled_in + replica.counters.replaced);
+        ModelStatus {
+            name: model.name.clone(),
+            aliases: model.aliases.clone(),
+            affinity: model.affinity,
+            mode: snapshot.mode.as_str().to_owned(),
+            spill_threshold: SpillThreshold { configured: snapshot.spill_threshold.into() },
+            conversations: snapshot.conversations,
+            sticky_percent: percent(sticky, sticky + moved),
+            prefix_hit_percent: percent(
+                of_engines(|scrape| scrape.prefix_hits_tokens),
+                of_engines(|scrape| scrape.prefix_queries_tokens),
+            ),
+            in_flight: replicas.iter().map(|replica| replica.in_flight).sum(),
+            refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
+            notes: notes(snapshot),
+            replicas: replicas.iter().map(ReplicaStatus::of).collect(),
+        }
+    }
+}
+
+impl From<balancer::SpillThreshold> for ConfiguredThreshold {
+    fn from(threshold: balancer::SpillThreshold) -> Self {
+        match threshold {
+            balancer::SpillThreshold::Auto => ConfiguredThreshold::Word(Auto::Auto),
+            balancer::SpillThreshold::Fixed(turns) => ConfiguredThreshold::Turns(turns),
+        }
+    }
+}
+
+impl ReplicaStatus {
+    fn of(replica: &ReplicaSnapshot) -> Self {
+        let counters = &replica.counters;
+        let health_reason = match replica.health {
+            Health::Down(reason) => Some(reason.as_str().to_owned()),
+            Health::Unknown | Health::Up => None,
+        };
+        ReplicaStatus {
+            name: replica.spec.name.clone(),
+            address: replica.spec.address.to_string(),
+            rank: replica.spec.rank,
+            health: replica.health.as_str().to_owned(),
+            health_reason,
+            health_age_s: seconds(replica.health_age),
+            in_flight: replica.in_flight,
+            conversations: Conversations { active: replica.held.active, idle: replica.held.idle },
+            sticky: counters.sticky,
+            placed: counters.placed,
+            replaced: counters.replaced,
+            spilled_in: counters.spilled_in,
+            client_pinned: counters.client_pinned,
+            unpinned: counters.unpinned,
+            side: counters.side,
+            outcomes: Outcomes {
+                completed: counters.completed,
+                rejected: counters.rejected,
+                failed: counters.failed,
+                abandoned: counters.abandoned,
+                moved_on: counters.moved_on,
+            },
+            spill_threshold: replica.spill_threshold,
+            max_num_seqs: replica.max_num_seqs,
+            max_num_seqs_source: replica.max_num_seqs_source.as_str().to_owned(),
+            retired: replica.membership == Membership::Retired,
+            engine: replica.scrape.as_ref().map(|(scrape, age)| Engine::of(scrape, *age)),
+        }
+    }
+}
+
+impl Engine {
+    fn of(scrape: &Scrape, age: Duration) -> Self {
+        Engine {
+            scrape_age_s: seconds(age),
+            running: scrape.running,
+            waiting: scrape.waiting,
+            kv_use_percent: hundredths(scrape.kv_use * 100.0),
+            kv_capacity_tokens: Some(scrape.kv_capacity_tokens).filter(|tokens| *tokens > 0),
+            prefix_queries_tokens: scrape.prefix_queries_tokens,
+            prefix_hits_tokens: scrape.prefix_hits_tokens,
+            prefix_hit_percent: percent(scrape.prefix_hits_tokens, scrape.prefix_queries_tokens),
+            prompt_tokens: scrape.prompt_tokens,
+            generation_tokens: scrape.generation_tokens,
+        }
+    }
+}
+
+fn notes(snapshot: &Snapshot) -> Vec<String> {
+    let mut notes = Vec::new();
+    let assumed = |replica: &&ReplicaSnapshot| replica.max_num_seqs_source == MaxNumSeqsSource::Assumed;
+    if let Some(replica) = snapshot.replicas.iter().find(assumed) {
+        notes.push(format!("max_num_seqs is not configured: {} is assumed", replica.max_num_seqs));
+    }
+    if snapshot.replicas.iter().any(|replica| replica.spec.rank.is_some()) {
+        notes.push("turns on /v1/responses can't be pinned to a rank and count as unpinned".to_owned());
+    }
+    notes
+}
+
+/// `None` where there is no whole to have a share of.
+pub(super) fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| hundredths(part as f64 * 100.0 / whole as f64))
+}
+
+/// Cut, not rounded, so that nearly all never reads as all. What is added makes up for the error of binary fractions.
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0 + 1e-6).floor() / 100.0
+}
+
+fn seconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1_000.0).round() / 1_000.0
+}

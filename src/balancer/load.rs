@@ -1,0 +1,88 @@
+//! The load of a replica: kvpin's own leases, exact and current, and what its newest scrape adds to them.
+
+use std::time::Duration;
+
+/// A scrape older than this says nothing about the load any more: three missed periods of the default of one second,
+/// and one more for a slow answer.
+pub const SCRAPE_AGE_MAX: Duration = Duration::from_secs(4);
+
+/// What one engine said of itself in one scrape.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scrape {
+    /// When the answer was complete, on the balancer's clock.
+    pub at: Duration,
+    /// Requests in the engine's batch.
+    pub running: u32,
+    /// Requests that wait for a place in it.
+    pub waiting: u32,
+    /// Share of the KV blocks that live requests hold, 0 to 1. An idle conversation's cached blocks don't count.
+    pub kv_use: f64,
+    /// Tokens of KV cache this engine has; 0 where it doesn't say.
+    pub kv_capacity_tokens: u64,
+    /// Tokens looked up in the prefix cache, and found there, since the engine started.
+    pub prefix_queries_tokens: u64,
+    pub prefix_hits_tokens: u64,
+    /// Prompt and generated tokens since the engine started.
+    pub prompt_tokens: u64,
+    pub generation_tokens: u64,
+}
+
+/// What a replica is busy with.
+#[derive(Clone, Debug, Default)]
+pub struct Load {
+    /// kvpin's own leases.
+    in_flight: u32,
+    /// The most leases at any moment since the newest scrape was asked for.
+    in_flight_peak: u32,
+    scrape: Option<Scrape>,
+    /// Requests in the newest scrape that can't be kvpin's own.
+    foreign: u32,
+}
+
+impl Load {
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    pub fn scrape(&self) -> Option<&Scrape> {
+        self.scrape.as_ref()
+    }
+
+    pub fn begin(&mut self) {
+        self.in_flight += 1;
+        self.in_flight_peak = self.in_flight_peak.max(self.in_flight);
+    }
+
+    pub fn end(&mut self) {
+        debug_assert!(self.in_flight > 0, "a lease ended that never began");
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// A scrape is being asked for: leases from here on may be in its figures.
+    pub fn scrape_begins(&mut self) {
+        self.in_flight_peak = self.in_flight;
+    }
+
+    /// Takes a scrape in. What it counts beyond the most leases kvpin held meanwhile came from elsewhere.
+    pub fn scraped(&mut self, scrape: Scrape) {
+        self.foreign = (scrape.running + scrape.waiting).saturating_sub(self.in_flight_peak);
+        self.scrape = Some(scrape);
+    }
+
+    /// Requests on the replica: kvpin's own, and those of others if a scrape that still counts saw any.
+    pub fn pressure(&self, now: Duration) -> u32 {
+        self.in_flight + if self.is_fresh(now) { self.foreign } else { 0 }
+    }
+
+    /// KV use in tenths, 0 to 10, 0 when not known. Coarse, so that noise does not decide where equals differ.
+    pub fn kv_use_tenths(&self, now: Duration) -> u32 {
+        match &self.scrape {
+            Some(scrape) if self.is_fresh(now) => (scrape.kv_use.clamp(0.0, 1.0) * 10.0) as u32,
+            _ => 0,
+        }
+    }
+
+    fn is_fresh(&self, now: Duration) -> bool {
+        self.scrape.is_some_and(|scrape| now.saturating_sub(scrape.at) <= SCRAPE_AGE_MAX)
+    }
+}

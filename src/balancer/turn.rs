@@ -1,0 +1,164 @@
+//! What goes into a decision and what comes out of it.
+
+use crate::conversation::ConversationKey;
+
+use super::replica::ReplicaId;
+
+/// One request that needs a replica, as the balancer sees it.
+#[derive(Clone, Debug)]
+pub struct Turn<'a> {
+    /// The conversation the turn belongs to, if the client named one.
+    pub conversation: Option<ConversationKey>,
+    pub kind: TurnKind,
+    /// The replica that the client itself named.
+    pub client_pin: Option<ReplicaId>,
+    /// Whether the engine obeys a rank on this turn's endpoint.
+    pub ranks: Ranks,
+    /// Replicas that this turn has already failed on; they are not chosen again.
+    pub tried: &'a [ReplicaId],
+}
+
+/// Whether a turn belongs to a conversation's history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnKind {
+    /// Generates from a history that the next turn will extend.
+    Conversation,
+    /// Token counting and the like: it neither makes, moves nor refreshes a pin.
+    Side,
+}
+
+/// Whether `X-data-parallel-rank` reaches the rank it names.
+///
+/// vLLM up to 0.32 ignores the header on `/v1/responses`, so a turn there can't be pinned to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    Obeyed,
+    Ignored,
+}
+
+/// Why a turn goes where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Served where its conversation is pinned.
+    Sticky,
+    /// Its conversation got a pin, or a new one.
+    Placed { reason: Placement },
+    /// Served elsewhere for this one turn; the pin stays at `from`.
+    Spilled { from: ReplicaId },
+    /// The client named the replica.
+    ClientPinned,
+    /// Placed by load, with nothing to remember.
+    Unpinned { reason: Unpinned },
+    /// A side call, sent to the idlest replica.
+    Side,
+}
+
+/// Why a conversation was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The conversation wasn't known.
+    New,
+    /// The replica it was pinned to is down.
+    HomeDown,
+    /// The replica it was pinned to is no longer configured.
+    HomeRemoved,
+    /// The replica it was pinned to failed this very turn before answering.
+    HomeFailed,
+}
+
+/// Why a turn could not be pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unpinned {
+    /// The client named no conversation.
+    NoSession,
+    /// The model is configured without affinity.
+    AffinityOff,
+    /// The endpoint ignores the rank header and the chosen replica is a rank.
+    RankIgnored,
+}
+
+/// Why no replica could be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// Every replica of the model is down.
+    NoReplicaUp,
+    /// Every replica that is up has failed this turn.
+    EveryReplicaFailed,
+    /// The replica that the client named is down or has failed this turn.
+    ClientPinDown,
+}
+
+/// How a turn that had a replica ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The whole response went through.
+    Completed,
+    /// The engine answered with an error status.
+    Rejected,
+    /// The replica failed and the client got an error or a cut response.
+    Failed,
+    /// The client went away.
+    Abandoned,
+    /// The replica failed before the response began; the turn goes on elsewhere.
+    MovedOn,
+}
+
+impl Decision {
+    /// The word used in logs, metric labels and the response header.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Decision::Sticky => "sticky",
+            Decision::Placed { .. } => "placed",
+            Decision::Spilled { .. } => "spilled",
+            Decision::ClientPinned => "client_pinned",
+            Decision::Unpinned { .. } => "unpinned",
+            Decision::Side => "side",
+        }
+    }
+
+    /// The word for the reason behind it, where there is one to tell.
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Decision::Placed { reason } => Some(match reason {
+                Placement::New => "new",
+                Placement::HomeDown => "home_down",
+                Placement::HomeRemoved => "home_removed",
+                Placement::HomeFailed => "home_failed",
+            }),
+            Decision::Spilled { .. } => Some("over_threshold"),
+            Decision::Unpinned { reason } => Some(match reason {
+                Unpinned::NoSession => "no_session",
+                Unpinned::AffinityOff => "affinity_off",
+                Unpinned::RankIgnored => "rank_ignored",
+            }),
+            Decision::Sticky | Decision::ClientPinned | Decision::Side => None,
+        }
+    }
+}
+
+impl Refusal {
+    /// Every refusal, in the order in which they are reported.
+    pub const ALL: [Refusal; 3] = [Refusal::NoReplicaUp, Refusal::EveryReplicaFailed, Refusal::ClientPinDown];
+
+    /// The word used in logs and metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Refusal::NoReplicaUp => "no_replica_up",
+            Refusal::EveryReplicaFailed => "every_replica_failed",
+            Refusal::ClientPinDown => "client_pin_down",
+        }
+    }
+}
+
+impl Outcome {
+    /// The word used in logs and metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Completed => "completed",
+            Outcome::Rejected => "rejected",
+            Outcome::Failed => "failed",
+            Outcome::Abandoned => "abandoned",
+            Outcome::MovedOn => "moved_on",
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The command line: one file a subcommand.
+
+mod check;
+mod demo;
+mod replica;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit status for a configuration that can't be used: `EX_CONFIG` of sysexits.h.
+pub const EXIT_CONFIG: u8 = 78;
+/// Exit status for a command line that can't be understood: `EX_USAGE` of sysexits.h.
+const EXIT_USAGE: u8 = 64;
+
+/// An edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
+#[derive(Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve by a configuration file. SIGHUP reloads it, SIGTERM finishes what is open and ends.
+    Run {
+        /// The configuration.
+        #[arg(long, short, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Read a configuration and say what it means, or every problem with it.
+    Check {
+        /// The configuration.
+        #[arg(long, short, value_name = "FILE")]
+        config: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
+    Demo(demo::DemoArgs),
+    /// Run one simulated vLLM server.
+    Replica(replica::ReplicaArgs),
+}
+
+/// Runs the command line and gives the process's exit status: 0 done, 1 failed, 64 wrong usage, 78 bad configuration.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let is_mistake = error.use_stderr();
+            return match error.print() {
+                Ok(()) if is_mistake => ExitCode::from(EXIT_USAGE),
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            };
+        }
+    };
+    match cli.command {
+        Command::Run { config } => run::run(&config),
+        Command::Check { config, json } => check::run(&config, json),
+        Command::Demo(args) => finish(demo::run(&args)),
+        Command::Replica(args) => finish(replica::run(args)),
+    }
+}
+
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvpin: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

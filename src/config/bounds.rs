@@ -1,0 +1,70 @@
+//! Every number of the file: its key, its default and what is accepted. The one place where these are said.
+//!
+//! Zero is refused throughout: a limit of nothing or a wait of no time is a mistake, and no key here means "unlimited".
+
+use std::ops::RangeInclusive;
+
+/// What a number of the file may be. The unit is the end of the key.
+pub(super) struct Bound {
+    pub(super) key: &'static str,
+    pub(super) min: u64,
+    pub(super) max: u64,
+}
+
+/// A number that always has a value.
+pub(super) struct Number {
+    pub(super) bound: Bound,
+    pub(super) default: u64,
+}
+
+// The maxima below exceed 32 bits, and become `usize`.
+const _: () = assert!(usize::BITS >= 64);
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const DAY_S: u64 = 24 * 60 * 60;
+const HOUR_S: u64 = 60 * 60;
+
+/// Faster than 50 ms, reading a page of metrics costs the engine's API server more than it tells.
+pub(super) const SCRAPE_INTERVAL: Number = number("scrape_interval_ms", 1000, 50..=60_000);
+/// An agent's turn can run for minutes; ten of them is what a stop should wait for.
+pub(super) const SHUTDOWN_GRACE: Number = number("shutdown_grace_s", 600, 1..=DAY_S);
+
+/// A million tokens of history is about 4 MB of JSON; images come as base64 on top.
+pub(super) const BODY_BYTES: Number = number("body_bytes_max", 32 * MIB, KIB..=4 * GIB);
+/// Pingora refuses a head over 1,048,575 bytes whatever is set here (pingora-core, protocols/http/v1/common.rs).
+pub(super) const HEAD_BYTES: Number = number("head_bytes_max", 64 * KIB, KIB..=MIB - 1);
+pub(super) const HEAD_TIMEOUT: Number = number("head_timeout_s", 10, 1..=HOUR_S);
+/// Longer than the 60 s that clients and tunnels usually keep a connection, so that they close first and no request meets a closing one.
+pub(super) const KEEPALIVE_TIMEOUT: Number = number("keepalive_timeout_s", 75, 1..=DAY_S);
+pub(super) const BODY_TIMEOUT: Number = number("body_timeout_s", 60, 1..=HOUR_S);
+pub(super) const WRITE_TIMEOUT: Number = number("write_timeout_s", 60, 1..=HOUR_S);
+/// Replicas are on this machine or next to it: a connect that takes a second has met a dead host.
+pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1000, 1..=60_000);
+pub(super) const REPLAY_BYTES: Number = number("replay_bytes_max", 8 * MIB, KIB..=4 * GIB);
+pub(super) const REPLAY_MEMORY: Number = number("replay_memory_bytes_max", 512 * MIB, KIB..=1024 * GIB);
+pub(super) const REPLAY_WAIT: Number = number("replay_wait_ms", 5, 1..=1000);
+
+/// No default: [`super::ModelConfig::ASSUMED_MAX_NUM_SEQS`] stands in where the engine doesn't tell.
+pub(super) const MAX_NUM_SEQS: Bound = bound("max_num_seqs", 1..=65_536);
+pub(super) const SPILL_THRESHOLD: Bound = bound("spill_threshold", 1..=65_536);
+/// Under 200 bytes a pin, the default is under 200 MB when full and the maximum under 20 GB.
+pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 1..=100_000_000);
+/// An agent that was silent for an hour has most likely lost its KV cache to others.
+pub(super) const CONVERSATION_IDLE: Number = number("conversation_idle_s", HOUR_S, 1..=30 * DAY_S);
+pub(super) const DATA_PARALLEL_SIZE: Number = number("data_parallel_size", 1, 1..=REPLICAS_MAX as u64);
+
+/// In a model, ranks counted. Sixteen times what the cost of a decision is measured with.
+pub(super) const REPLICAS_MAX: usize = 1024;
+/// Longer than any name on the model hub, short enough for a metric label.
+pub(super) const MODEL_NAME_BYTES_MAX: usize = 256;
+pub(super) const REPLICA_NAME_BYTES_MAX: usize = 128;
+
+const fn bound(key: &'static str, range: RangeInclusive<u64>) -> Bound {
+    Bound { key, min: *range.start(), max: *range.end() }
+}
+
+const fn number(key: &'static str, default: u64, range: RangeInclusive<u64>) -> Number {
+    Number { bound: bound(key, range), default }
+}

@@ -1,0 +1,231 @@
+//! The YAML surface, as serde reads it: what was written, before any default or check.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::Balancing;
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) listen: Option<Listen>,
+    pub(super) admin: Option<String>,
+    pub(super) default_model: Option<String>,
+    pub(super) scrape_interval_ms: Option<u64>,
+    pub(super) shutdown_grace_s: Option<u64>,
+    pub(super) limits: LimitsFile,
+    pub(super) models: Ordered<ModelFile>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct LimitsFile {
+    pub(super) body_bytes_max: Option<Bytes>,
+    pub(super) head_bytes_max: Option<Bytes>,
+    pub(super) head_timeout_s: Option<u64>,
+    pub(super) keepalive_timeout_s: Option<u64>,
+    pub(super) body_timeout_s: Option<u64>,
+    pub(super) write_timeout_s: Option<u64>,
+    pub(super) connect_timeout_ms: Option<u64>,
+    pub(super) replay_bytes_max: Option<Bytes>,
+    pub(super) replay_memory_bytes_max: Option<Bytes>,
+    pub(super) replay_wait_ms: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct ModelFile {
+    pub(super) aliases: Vec<String>,
+    pub(super) affinity: Option<bool>,
+    pub(super) balancing: Option<Balancing>,
+    pub(super) max_num_seqs: Option<u64>,
+    pub(super) spill_threshold: Option<SpillThresholdFile>,
+    pub(super) client_pins: Option<bool>,
+    pub(super) conversations_max: Option<u64>,
+    pub(super) conversation_idle_s: Option<u64>,
+    pub(super) replicas: Vec<ReplicaFile>,
+}
+
+/// An entry of `replicas`; a plain URL is short for one with `url` only.
+pub(super) struct ReplicaFile {
+    pub(super) url: String,
+    pub(super) name: Option<String>,
+    pub(super) data_parallel_size: Option<u64>,
+}
+
+/// One address or a list of them.
+pub(super) enum Listen {
+    One(String),
+    Many(Vec<String>),
+}
+
+pub(super) enum SpillThresholdFile {
+    Auto,
+    Fixed(u64),
+}
+
+/// A size in bytes, written as an integer or as `32MiB`.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes(pub(super) u64);
+
+/// A mapping in the order of the file. [`super::locate::check_form`] has refused a key that comes twice.
+pub(super) struct Ordered<T>(pub(super) Vec<(String, T)>);
+
+impl<T> Default for Ordered<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = Ordered<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mapping of names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Ordered<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Ordered(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Addresses;
+
+        impl<'de> Visitor<'de> for Addresses {
+            type Value = Listen;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an address like 127.0.0.1:8080, or a list of them")
+            }
+
+            fn visit_str<E: Error>(self, address: &str) -> Result<Listen, E> {
+                Ok(Listen::One(address.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Listen, A::Error> {
+                let mut addresses = Vec::new();
+                while let Some(address) = seq.next_element()? {
+                    addresses.push(address);
+                }
+                Ok(Listen::Many(addresses))
+            }
+        }
+
+        deserializer.deserialize_any(Addresses)
+    }
+}
+
+impl<'de> Deserialize<'de> for ReplicaFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Entry {
+            url: String,
+            name: Option<String>,
+            data_parallel_size: Option<u64>,
+        }
+
+        struct UrlOrEntry;
+
+        impl<'de> Visitor<'de> for UrlOrEntry {
+            type Value = ReplicaFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a URL like http://127.0.0.1:8000, or a mapping that has `url`")
+            }
+
+            fn visit_str<E: Error>(self, url: &str) -> Result<ReplicaFile, E> {
+                Ok(ReplicaFile { url: url.to_owned(), name: None, data_parallel_size: None })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaFile, A::Error> {
+                let entry = Entry::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ReplicaFile { url: entry.url, name: entry.name, data_parallel_size: entry.data_parallel_size })
+            }
+        }
+
+        deserializer.deserialize_any(UrlOrEntry)
+    }
+}
+
+impl<'de> Deserialize<'de> for SpillThresholdFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AutoOrTurns;
+
+        impl Visitor<'_> for AutoOrTurns {
+            type Value = SpillThresholdFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`auto` or a number of turns")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<SpillThresholdFile, E> {
+                match word {
+                    "auto" => Ok(SpillThresholdFile::Auto),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+
+            fn visit_u64<E: Error>(self, turns: u64) -> Result<SpillThresholdFile, E> {
+                Ok(SpillThresholdFile::Fixed(turns))
+            }
+        }
+
+        deserializer.deserialize_any(AutoOrTurns)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Size;
+
+        impl Visitor<'_> for Size {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or one with KiB, MiB or GiB like 32MiB")
+            }
+
+            fn visit_u64<E: Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+
+            fn visit_str<E: Error>(self, size: &str) -> Result<Bytes, E> {
+                bytes(size).ok_or_else(|| E::invalid_value(Unexpected::Str(size), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Size)
+    }
+}
+
+/// `None` for what is no size, or too large for 64 bits. KB and MB are no units here: they mean 1000 to some and 1024 to others.
+fn bytes(size: &str) -> Option<Bytes> {
+    let digits = size.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit: u64 = match size[digits.len()..].trim_start() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit).map(Bytes)
+}

@@ -1,0 +1,254 @@
+//! What differs between the configuration that runs and a new one, for the operator and for the decision to take the new one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::{Config, Limits, ModelConfig, ReplicaConfig};
+
+/// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
+/// it is used.
+const FIXED_AT_START: [&str; 2] = ["listen", "admin"];
+
+/// A key of the file and its value, ready to compare and to show.
+type Setting = (&'static str, String);
+
+impl Config {
+    /// The keys that differ from `new` and take effect only at a start.
+    pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
+        differing(self.settings(), new.settings())
+            .map(|(key, _, _)| key)
+            .filter(|key| FIXED_AT_START.contains(key))
+            .collect()
+    }
+
+    /// A line for each thing that is otherwise in `new`, such as `model qwen: replica x added`. Empty if both mean the same.
+    pub fn changes(&self, new: &Config) -> Vec<String> {
+        let mut lines = setting_changes(self.settings(), new.settings());
+        for model in &new.models {
+            match self.models.iter().find(|old| old.name == model.name) {
+                None => lines.push(format!("model {} added", model.name)),
+                Some(old) => lines.extend(old.changes(model)),
+            }
+        }
+        for model in &self.models {
+            if !new.models.iter().any(|kept| kept.name == model.name) {
+                lines.push(format!("model {} removed", model.name));
+            }
+        }
+        lines
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let Config { listen, admin, default_model, limits, scrape_interval, shutdown_grace, models: _ } = self;
+        let mut settings = vec![
+            ("listen", format!("{listen:?}")),
+            ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
+            ("default_model", or_none(default_model.as_ref())),
+            ("scrape_interval_ms", millis(scrape_interval)),
+            ("shutdown_grace_s", seconds(shutdown_grace)),
+        ];
+        settings.extend(limits.settings());
+        settings
+    }
+}
+
+impl Limits {
+    fn settings(&self) -> [Setting; 10] {
+        let Limits {
+            body_bytes_max,
+            head_bytes_max,
+            head_timeout,
+            keepalive_timeout,
+            body_timeout,
+            write_timeout,
+            connect_timeout,
+            replay_bytes_max,
+            replay_memory_bytes_max,
+            replay_wait,
+        } = self;
+        [
+            ("limits.body_bytes_max", body_bytes_max.to_string()),
+            ("limits.head_bytes_max", head_bytes_max.to_string()),
+            ("limits.head_timeout_s", seconds(head_timeout)),
+            ("limits.keepalive_timeout_s", seconds(keepalive_timeout)),
+            ("limits.body_timeout_s", seconds(body_timeout)),
+            ("limits.write_timeout_s", seconds(write_timeout)),
+            ("limits.connect_timeout_ms", millis(connect_timeout)),
+            ("limits.replay_bytes_max", replay_bytes_max.to_string()),
+            ("limits.replay_memory_bytes_max", replay_memory_bytes_max.to_string()),
+            ("limits.replay_wait_ms", millis(replay_wait)),
+        ]
+    }
+}
+
+impl ModelConfig {
+    fn changes(&self, new: &ModelConfig) -> Vec<String> {
+        let mut changes = setting_changes(self.settings(), new.settings());
+        let old_of: BTreeMap<&str, &ReplicaConfig> = self.replicas.iter().map(|r| (&*r.name, r)).collect();
+        for replica in &new.replicas {
+            match old_of.get(&*replica.name) {
+                None => changes.push(format!("replica {} added", replica.name)),
+                Some(old) => changes.extend(old.changes(replica)),
+            }
+        }
+        let kept: BTreeSet<&str> = new.replicas.iter().map(|r| &*r.name).collect();
+        for replica in self.replicas.iter().filter(|r| !kept.contains(&*r.name)) {
+            changes.push(format!("replica {} removed", replica.name));
+        }
+        let name = &self.name;
+        let lines = changes.iter().map(|c| format!("model {name}: {c}"));
+        lines.collect()
+    }
+
+    fn settings(&self) -> [Setting; 8] {
+        let ModelConfig {
+            name: _,
+            aliases,
+            affinity,
+            balancing,
+            max_num_seqs,
+            spill_threshold,
+            client_pins,
+            conversations_max,
+            conversation_idle,
+            replicas: _,
+        } = self;
+        [
+            ("aliases", format!("{aliases:?}")),
+            ("affinity", affinity.to_string()),
+            ("balancing", balancing.to_string()),
+            ("max_num_seqs", or_none(max_num_seqs.as_ref())),
+            ("spill_threshold", spill_threshold.to_string()),
+            ("client_pins", client_pins.to_string()),
+            ("conversations_max", conversations_max.to_string()),
+            ("conversation_idle_s", seconds(conversation_idle)),
+        ]
+    }
+}
+
+impl ReplicaConfig {
+    fn changes(&self, new: &ReplicaConfig) -> Vec<String> {
+        let name = &self.name;
+        let changes = setting_changes(self.settings(), new.settings());
+        let lines = changes.iter().map(|c| format!("replica {name}: {c}"));
+        lines.collect()
+    }
+
+    fn settings(&self) -> [Setting; 4] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size } = self;
+        [
+            ("address", address.to_string()),
+            ("authority", authority.to_string()),
+            ("rank", or_none(rank.as_ref())),
+            ("data_parallel_size", data_parallel_size.to_string()),
+        ]
+    }
+}
+
+fn setting_changes(old: impl IntoIterator<Item = Setting>, new: impl IntoIterator<Item = Setting>) -> Vec<String> {
+    differing(old, new).map(|(key, old, new)| format!("{key}: {old} -> {new}")).collect()
+}
+
+/// Key, old and new value of the settings that differ. Both sides come from the same function, so that they pair up.
+fn differing(
+    old: impl IntoIterator<Item = Setting>,
+    new: impl IntoIterator<Item = Setting>,
+) -> impl Iterator<Item = (&'static str, String, String)> {
+    old.into_iter().zip(new).filter(|((_, old), (_, new))| old != new).map(|((key, old), (_, new))| (key, old, new))
+}
+
+fn or_none(value: Option<&impl Display>) -> String {
+    value.map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
+fn millis(duration: &Duration) -> String {
+    duration.as_millis().to_string()
+}
+
+fn seconds(duration: &Duration) -> String {
+    duration.as_secs().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNNING: &str = "\
+models:
+  a:
+    replicas: [http://127.0.0.1:1, {url: 'http://127.0.0.1:2', name: x}]
+  b:
+    replicas: [http://127.0.0.1:3]
+";
+
+    fn config(text: &str) -> Config {
+        Config::from_yaml(text).unwrap_or_else(|err| panic!("{err}\nin\n{text}"))
+    }
+
+    #[test]
+    fn the_same_file_changes_nothing() {
+        let running = config(RUNNING);
+        assert_eq!(running.changes(&config(RUNNING)), [""; 0]);
+        assert_eq!(running.restart_needed(&config(RUNNING)), [""; 0]);
+    }
+
+    #[test]
+    fn every_difference_is_a_line() {
+        let new = config(
+            "\
+listen: 127.0.0.1:7070
+admin: off
+scrape_interval_ms: 500
+limits: {body_bytes_max: 1MiB}
+models:
+  c:
+    replicas: [http://127.0.0.1:4]
+  a:
+    aliases: [z]
+    max_num_seqs: 16
+    spill_threshold: 4
+    replicas: [{url: 'http://127.0.0.1:5', name: x}, {url: 'http://127.0.0.1:6', name: y}]
+",
+        );
+        let expected = [
+            "listen: [127.0.0.1:8080] -> [127.0.0.1:7070]",
+            "admin: 127.0.0.1:9180 -> off",
+            "scrape_interval_ms: 1000 -> 500",
+            "limits.body_bytes_max: 33554432 -> 1048576",
+            "model c added",
+            "model a: aliases: [] -> [\"z\"]",
+            "model a: max_num_seqs: none -> 16",
+            "model a: spill_threshold: auto -> 4",
+            "model a: replica x: address: 127.0.0.1:2 -> 127.0.0.1:5",
+            "model a: replica x: authority: 127.0.0.1:2 -> 127.0.0.1:5",
+            "model a: replica y added",
+            "model a: replica 127.0.0.1:1 removed",
+            "model b removed",
+        ];
+        let running = config(RUNNING);
+        assert_eq!(running.changes(&new), expected);
+        assert_eq!(running.restart_needed(&new), ["listen", "admin"]);
+    }
+
+    #[test]
+    fn a_key_that_is_fixed_at_start_needs_a_restart() {
+        let running = config(RUNNING);
+        for (key, line) in [("listen", "listen: 127.0.0.1:7070"), ("admin", "admin: off")] {
+            assert!(FIXED_AT_START.contains(&key), "{key}");
+            let new = config(&format!("{line}\n{RUNNING}"));
+            assert_eq!(running.restart_needed(&new), [key]);
+        }
+        for line in [
+            "default_model: a",
+            "scrape_interval_ms: 50",
+            "shutdown_grace_s: 1",
+            "limits: {replay_memory_bytes_max: 1GiB}",
+            "limits: {keepalive_timeout_s: 1}",
+        ] {
+            let new = config(&format!("{line}\n{RUNNING}"));
+            assert_eq!(running.restart_needed(&new), [""; 0], "{line}");
+            assert_eq!(running.changes(&new).len(), 1, "{line}");
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! Whole files: what they mean, and what is wrong with them.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Knows two hosts and no network.
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    match host {
+        "localhost" => Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))]),
+        "gpu-box" => Ok(vec![SocketAddr::from(([10, 0, 0, 5], port))]),
+        _ => Err(io::Error::other("no such host")),
+    }
+}
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::from_yaml_resolving(text, &resolve)
+}
+
+fn valid(text: &str) -> Config {
+    parse(text).unwrap_or_else(|err| panic!("{err}\nin\n{text}"))
+}
+
+fn refused(text: &str) -> String {
+    match parse(text) {
+        Ok(_) => panic!("this should be refused:\n{text}"),
+        Err(err) => err.to_string(),
+    }
+}
+
+/// One model `m` whose body is `keys`, at line 3 and below, with a replica after it.
+fn with_model(keys: &str) -> String {
+    format!("models:\n  m:\n{keys}    replicas: [http://127.0.0.1:8000]\n")
+}
+
+/// `keys` from line 1 on, and a model after them.
+fn with_top(keys: &str) -> String {
+    format!("{keys}models: {{m: {{replicas: [http://127.0.0.1:8000]}}}}\n")
+}
+
+/// One model `m` whose replicas are `entries`, from line 4 on.
+fn with_replicas(entries: &str) -> String {
+    format!("models:\n  m:\n    replicas:\n{entries}")
+}
+
+fn names(model: &ModelConfig) -> Vec<&str> {
+    model.replicas.iter().map(|r| &*r.name).collect()
+}
+
+#[test]
+fn the_shortest_file_gets_every_default() {
+    let config = valid(include_str!("../../conf/minimal.yaml"));
+    let replica = |port: u16| ReplicaConfig {
+        name: format!("127.0.0.1:{port}"),
+        address: SocketAddr::from(([127, 0, 0, 1], port)),
+        authority: format!("127.0.0.1:{port}"),
+        rank: None,
+        data_parallel_size: 1,
+    };
+    let expected = Config {
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+        admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
+        default_model: None,
+        limits: Limits {
+            body_bytes_max: 32 << 20,
+            head_bytes_max: 64 << 10,
+            head_timeout: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(75),
+            body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(1),
+            replay_bytes_max: 8 << 20,
+            replay_memory_bytes_max: 512 << 20,
+            replay_wait: Duration::from_millis(5),
+        },
+        scrape_interval: Duration::from_secs(1),
+        shutdown_grace: Duration::from_secs(600),
+        models: vec![ModelConfig {
+            name: "qwen3-4b".to_owned(),
+            aliases: Vec::new(),
+            affinity: true,
+            balancing: Balancing::LeastLoaded,
+            max_num_seqs: None,
+            spill_threshold: SpillThreshold::Auto,
+            client_pins: true,
+            conversations_max: 1_000_000,
+            conversation_idle: Duration::from_secs(3600),
+            replicas: vec![replica(8000), replica(8001)],
+        }],
+    };
+    assert_eq!(config, expected);
+    assert_eq!(config.limits, Limits::default());
+}
+
+#[test]
+fn the_commented_file_states_the_defaults() {
+    let commented = valid(include_str!("../../conf/kvpin.yaml"));
+    let minimal = valid(include_str!("../../conf/minimal.yaml"));
+    assert_eq!(commented, minimal);
+}
+
+#[test]
+fn the_commented_file_has_every_key() {
+    let commented = include_str!("../../conf/kvpin.yaml");
+    let mut keys = BTreeSet::new();
+    for text in [
+        with_top("zzz: 1\n"),
+        with_top("limits: {zzz: 1}\n"),
+        with_model("    zzz: 1\n"),
+        with_replicas("      - {zzz: 1}\n"),
+    ] {
+        // serde lists the keys that it knows: "unknown field `zzz`, expected one of `listen`, `admin`".
+        let err = refused(&text);
+        let known = err.split_once("expected").expect("a list of keys").1;
+        keys.extend(known.split('`').skip(1).step_by(2).map(str::to_owned));
+    }
+    assert!(keys.len() > 25, "{keys:?}");
+    for key in keys {
+        assert!(commented.contains(&format!("{key}:")), "{key}");
+    }
+}
+
+#[test]
+fn every_file_in_conf_is_valid() {
+    let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/conf");
+    let mut files = 0;
+    for entry in std::fs::read_dir(conf).expect("the directory conf") {
+        let path = entry.expect("an entry of conf").path();
+        Config::load(&path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+        files += 1;
+    }
+    assert!(files >= 3, "{files}");
+}
+
+#[test]
+fn each_rank_of_a_server_is_a_replica() {
+    let config = valid(include_str!("../../conf/four-cards.yaml"));
+    let model = &config.models[0];
+    let expected = ["127.0.0.1:8000/0", "127.0.0.1:8000/1", "127.0.0.1:8000/2", "127.0.0.1:8000/3", "spare"];
+    assert_eq!(names(model), expected);
+    let ranks: Vec<_> = model.replicas.iter().map(|r| r.rank).collect();
+    assert_eq!(ranks, [Some(0), Some(1), Some(2), Some(3), None]);
+    let sizes: Vec<_> = model.replicas.iter().map(|r| r.data_parallel_size).collect();
+    assert_eq!(sizes, [4, 4, 4, 4, 1]);
+}
+
+#[test]
+fn a_ranked_server_is_one_replica_where_the_engine_balances() {
+    for (keys, expected) in [
+        ("affinity: false, balancing: engine", vec!["n"]),
+        ("affinity: false, balancing: least_loaded", vec!["n/0", "n/1"]),
+        ("affinity: false", vec!["n/0", "n/1"]),
+        ("affinity: true", vec!["n/0", "n/1"]),
+    ] {
+        let text =
+            format!("models: {{m: {{{keys}, replicas: [{{url: 'http://gpu-box', name: n, data_parallel_size: 2}}]}}}}");
+        let model = &valid(&text).models[0];
+        assert_eq!(names(model), expected, "{keys}");
+        assert!(model.replicas.iter().all(|r| r.data_parallel_size == 2), "{keys}");
+    }
+}
+
+#[test]
+fn one_rank_is_no_rank() {
+    let text = with_replicas("      - {url: 'http://gpu-box', name: spare, data_parallel_size: 1}\n");
+    let replica = &valid(&text).models[0].replicas[0];
+    assert_eq!(replica.name, "spare");
+    assert_eq!(replica.rank, None);
+    assert_eq!(replica.address, SocketAddr::from(([10, 0, 0, 5], 80)));
+    assert_eq!(replica.authority, "gpu-box:80");
+}
+
+#[test]
+fn models_keep_the_order_of_the_file() {
+    let text = "models:\n  z: {replicas: [http://127.0.0.1:1]}\n  a: {replicas: [http://127.0.0.1:2]}\n  \
+                m: {replicas: [http://127.0.0.1:3]}\n";
+    let config = valid(text);
+    let names: Vec<_> = config.models.iter().map(|m| &*m.name).collect();
+    assert_eq!(names, ["z", "a", "m"]);
+}
+
+#[test]
+fn what_an_operator_may_write_is_accepted() {
+    for text in [
+        with_top("listen: 0.0.0.0:0\n"),
+        with_top("listen: ['[::1]:8080', 127.0.0.1:8080]\n"),
+        with_top("listen: [127.0.0.1:0, 127.0.0.1:0]\nadmin: 127.0.0.1:0\n"),
+        with_top("admin: off\n"),
+        with_top("default_model: m\n"),
+        with_top("limits: {body_bytes_max: 1GiB, head_bytes_max: 65536, replay_bytes_max: 64 KiB}\n"),
+        with_top("limits: {}\n"),
+        with_model("    aliases: [claude-sonnet-4-5, Qwen/Qwen3-4B, 123]\n"),
+        with_model("    max_num_seqs: 8\n    spill_threshold: 8\n"),
+        with_model("    spill_threshold: 64\n"),
+        with_model("    affinity: false\n    balancing: least_loaded\n"),
+        with_replicas("      - http://localhost:8000/\n"),
+        with_replicas("      - http://127.0.0.1:8000\n      - http://127.0.0.1:8001\n"),
+        "default_model: a\nmodels: {m: {aliases: [a], replicas: [http://127.0.0.1:8000]}}\n".to_owned(),
+        "models: {a: {replicas: [{url: 'http://127.0.0.1:1', name: x}]}, b: {replicas: [{url: 'http://127.0.0.1:2', name: x}]}}"
+            .to_owned(),
+    ] {
+        valid(&text);
+    }
+}
+
+#[test]
+fn sizes_are_numbers_of_bytes_or_have_a_binary_unit() {
+    for (size, expected) in
+        [("4096", 4096), ("'4096'", 4096), ("4096B", 4096), ("64KiB", 64 << 10), ("1 MiB", 1 << 20), ("2GiB", 2 << 30)]
+    {
+        let text = with_top(&format!("limits: {{body_bytes_max: {size}}}\n"));
+        assert_eq!(valid(&text).limits.body_bytes_max, expected, "{size}");
+    }
+}
+
+#[test]
+fn a_refusal_names_line_path_and_reason() {
+    let long = "n".repeat(257);
+    let cases = [
+        // The form of the file.
+        (String::new(), "the file is empty"),
+        ("# nothing\n".to_owned(), "the file is empty"),
+        (with_top("listen: [\n"), "line 3: did not find expected"),
+        (with_top("listenn: 127.0.0.1:1\n"), "line 1: unknown field `listenn`"),
+        (with_top("limits:\n  body: 1\n"), "line 2: limits: unknown field `body`"),
+        (with_model("    alias: [x]\n"), "line 3: models.m: unknown field `alias`"),
+        (
+            with_replicas("      - url: http://127.0.0.1:8000\n        rank: 1\n"),
+            "line 5: models.m.replicas[0]: unknown field `rank`",
+        ),
+        (with_replicas("      - name: x\n"), "line 4: models.m.replicas[0]: missing field `url`"),
+        (with_top("admin: off\nadmin: off\n"), "line 2: admin: the key comes twice"),
+        (
+            "models:\n  m: {replicas: [http://127.0.0.1:1]}\n  m: {replicas: [http://127.0.0.1:2]}\n".to_owned(),
+            "line 3: models.m: the key comes twice",
+        ),
+        (with_model("    affinity: true\n    affinity: false\n"), "line 4: models.m.affinity: the key comes twice"),
+        ("listen: 127.0.0.1:1\nmodels:\n".to_owned(), "line 2: models: there is no value"),
+        (with_model("    client_pins:\n"), "line 3: models.m.client_pins: there is no value"),
+        (with_model("    affinity: !yes true\n"), "line 3: models.m.affinity: invalid type"),
+        (with_model("    affinity: maybe\n"), "line 3: models.m.affinity: invalid type: string \"maybe\""),
+        (with_model("    max_num_seqs: -1\n"), "line 3: models.m.max_num_seqs: invalid type: integer `-1`"),
+        (with_model("    max_num_seqs: 1.5\n"), "line 3: models.m.max_num_seqs: invalid type"),
+        (with_model("    spill_threshold: some\n"), "line 3: models.m.spill_threshold: invalid value"),
+        (with_model("    balancing: random\n"), "line 3: models.m.balancing: unknown variant `random`"),
+        (with_top("limits:\n  body_bytes_max: 32MB\n"), "line 2: limits.body_bytes_max: invalid value"),
+        (with_top("limits:\n  body_bytes_max: 99999999999GiB\n"), "line 2: limits.body_bytes_max: invalid value"),
+        ("models:\n  my model:\n    affinity: maybe\n".to_owned(), "line 3: models.my model.affinity: invalid type"),
+        (
+            "models:\n  \"a\\nb\":\n    replicas: [http://127.0.0.1:1]\n".to_owned(),
+            "line 2: models.a\\nb: the name has a control character",
+        ),
+        // Numbers out of bounds.
+        (with_top("scrape_interval_ms: 49\n"), "line 1: scrape_interval_ms: 49 is not 50 to 60000"),
+        (with_top("shutdown_grace_s: 0\n"), "line 1: shutdown_grace_s: 0 is not"),
+        (with_top("limits:\n  replay_wait_ms: 0\n"), "line 2: limits.replay_wait_ms: 0 is not"),
+        (
+            with_top("limits:\n  head_bytes_max: 1MiB\n"),
+            "line 2: limits.head_bytes_max: 1048576 is not 1024 to 1048575",
+        ),
+        (
+            with_top("limits:\n  replay_bytes_max: 2MiB\n  replay_memory_bytes_max: 1MiB\n"),
+            "line 2: limits.replay_bytes_max: 2097152 for one turn is more than the 1048576",
+        ),
+        (with_model("    max_num_seqs: 0\n"), "line 3: models.m.max_num_seqs: 0 is not 1 to"),
+        (with_model("    conversations_max: 0\n"), "line 3: models.m.conversations_max: 0 is not 1 to"),
+        (with_model("    conversation_idle_s: 0\n"), "line 3: models.m.conversation_idle_s: 0 is not 1 to"),
+        (with_model("    spill_threshold: 0\n"), "line 3: models.m.spill_threshold: 0 is not 1 to"),
+        (
+            with_model("    max_num_seqs: 8\n    spill_threshold: 9\n"),
+            "line 4: models.m.spill_threshold: 9 is more than max_num_seqs 8",
+        ),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        data_parallel_size: 0\n"),
+            "line 5: models.m.replicas[0].data_parallel_size: 0 is not 1 to 1024",
+        ),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        data_parallel_size: 1025\n"),
+            "line 5: models.m.replicas[0].data_parallel_size: 1025 is not 1 to 1024",
+        ),
+        (
+            with_replicas(
+                "      - {url: 'http://127.0.0.1:1', data_parallel_size: 1024}\n      - http://127.0.0.1:2\n",
+            ),
+            "line 3: models.m.replicas: 1025 replicas (ranks counted) are more than 1024",
+        ),
+        // Names.
+        ("models: {}\n".to_owned(), "line 1: models: no model is given"),
+        ("listen: 127.0.0.1:1\n".to_owned(), "models: no model is given"),
+        ("models:\n  m: {}\n".to_owned(), "line 2: models.m.replicas: no replica is given"),
+        ("models:\n  m:\n    replicas: []\n".to_owned(), "line 3: models.m.replicas: no replica is given"),
+        ("models:\n  '': {replicas: [http://127.0.0.1:1]}\n".to_owned(), "line 2: models.: the name is empty"),
+        (with_model("    aliases: ['']\n"), "line 3: models.m.aliases[0]: the name is empty"),
+        (with_model("    aliases: [\"a\\tb\"]\n"), "line 3: models.m.aliases[0]: the name has a control character"),
+        (
+            with_model(&format!("    aliases:\n      - x\n      - {long}\n")),
+            "line 5: models.m.aliases[1]: the name is longer than 256 bytes",
+        ),
+        (with_model("    aliases: [m]\n"), "line 3: models.m.aliases[0]: `m` leads to model `m` already"),
+        (with_model("    aliases: [x, x]\n"), "line 3: models.m.aliases[1]: `x` leads to model `m` already"),
+        (
+            "models:\n  a: {aliases: [b], replicas: [http://127.0.0.1:1]}\n  b: {replicas: [http://127.0.0.1:2]}\n"
+                .to_owned(),
+            "line 2: models.a.aliases[0]: `b` leads to model `b` already",
+        ),
+        (with_top("default_model: x\n"), "line 1: default_model: no model has the name or alias `x`"),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        name: a,b\n"),
+            "line 5: models.m.replicas[0].name: the name `a,b` has other than",
+        ),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        name: ''\n"),
+            "line 5: models.m.replicas[0].name: the name is empty",
+        ),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        name: ''\n        data_parallel_size: 2\n"),
+            "line 5: models.m.replicas[0].name: the name is empty",
+        ),
+        (
+            with_replicas(&format!(
+                "      - url: http://127.0.0.1:1\n        name: {}\n        data_parallel_size: 11\n",
+                "n".repeat(126)
+            )),
+            "line 5: models.m.replicas[0].name: the name `",
+        ),
+        (
+            with_replicas(
+                "      - {url: 'http://127.0.0.1:1', name: x/1}\n      - {url: 'http://127.0.0.1:2', name: x, data_parallel_size: 2}\n",
+            ),
+            "line 5: models.m.replicas[1].name: another replica is named `x/1` already",
+        ),
+        (with_model("    balancing: engine\n"), "line 3: models.m.balancing: it says who chooses without affinity"),
+        (
+            with_replicas("      - url: http://127.0.0.1:1\n        name: x x\n        data_parallel_size: 2\n"),
+            "line 5: models.m.replicas[0].name: the name `x x` has other than",
+        ),
+        // Addresses.
+        (with_top("listen: localhost:8080\n"), "line 1: listen: `localhost:8080` is not an IP address with a port"),
+        (with_top("listen: 8080\n"), "line 1: listen: invalid type"),
+        (with_top("listen: []\n"), "line 1: listen: the list is empty"),
+        (with_top("listen:\n  - 127.0.0.1:1\n  - here\n"), "line 3: listen[1]: `here` is not"),
+        (with_top("admin: no\n"), "line 1: admin: `no` is not"),
+        (
+            with_top("listen: [0.0.0.0:8080, 127.0.0.1:8080]\n"),
+            "line 1: listen[1]: 127.0.0.1:8080 overlaps 0.0.0.0:8080 of listen[0]",
+        ),
+        (with_top("listen: 0.0.0.0:9180\n"), "admin: 127.0.0.1:9180 overlaps 0.0.0.0:9180 of listen"),
+        (
+            with_replicas("      - http://127.0.0.1:8080\n"),
+            "line 4: models.m.replicas[0].url: 127.0.0.1:8080 is kvpin's own address (listen)",
+        ),
+        (
+            with_replicas("      - http://localhost:9180\n"),
+            "line 4: models.m.replicas[0].url: 127.0.0.1:9180 is kvpin's own address (admin)",
+        ),
+        (
+            with_replicas("      - http://127.0.0.1:1\n      - {url: 'http://localhost:1', name: x}\n"),
+            "line 5: models.m.replicas[1].url: 127.0.0.1:1 is given at models.m.replicas[0].url already; for its ranks use data_parallel_size",
+        ),
+        (
+            "models:\n  a: {replicas: [http://127.0.0.1:1]}\n  b: {replicas: [http://127.0.0.1:1]}\n".to_owned(),
+            "line 3: models.b.replicas[0].url: 127.0.0.1:1 is given at models.a.replicas[0].url already; to serve it under another name use aliases",
+        ),
+        (
+            with_replicas("      - name: x\n        url: https://127.0.0.1:1\n"),
+            "line 5: models.m.replicas[0].url: TLS towards replicas is not supported yet",
+        ),
+        (
+            with_replicas("      - http://127.0.0.1:1/v1\n"),
+            "line 4: models.m.replicas[0].url: a path is not supported: give the server without `/v1`",
+        ),
+        (
+            with_replicas("      - http://nowhere:1\n"),
+            "line 4: models.m.replicas[0].url: the host `nowhere` can't be resolved: no such host",
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (text, expected) in cases {
+        let refusal = refused(&text);
+        if !refusal.starts_with(expected) || refusal.lines().count() != 1 {
+            wrong.push(format!("expected {expected}\nbut got {refusal}\nfor\n{text}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn all_problems_are_reported_in_the_order_of_the_file() {
+    let text = "\
+listen: here
+models:
+  a:
+    balancing: engine
+    max_num_seqs: 0
+    replicas: [https://127.0.0.1:1, http://127.0.0.1:2/v1]
+  b:
+    aliases: [a]
+default_model: c
+";
+    let found = parse(text).expect_err("many problems");
+    let lines: Vec<_> = found.problems().iter().map(|p| (p.line, &*p.path)).collect();
+    let expected = [
+        (Some(1), "listen"),
+        (Some(4), "models.a.balancing"),
+        (Some(5), "models.a.max_num_seqs"),
+        (Some(6), "models.a.replicas[0].url"),
+        (Some(6), "models.a.replicas[1].url"),
+        (Some(7), "models.b.replicas"),
+        (Some(8), "models.b.aliases[0]"),
+        (Some(9), "default_model"),
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn problems_past_the_sixty_fourth_are_counted() {
+    let entries: String = (0..70).map(|i| format!("      - ftp://127.0.0.1:{}\n", 1000 + i)).collect();
+    let found = parse(&with_replicas(&entries)).expect_err("seventy problems");
+    assert_eq!(found.problems().len(), 65);
+    assert!(found.to_string().ends_with("\nand 6 more problems"));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let missing = dir.path().join("none.yaml");
+    let err = Config::load(&missing).expect_err("no file").to_string();
+    assert!(err.contains("none.yaml: No such file"), "{err}");
+
+    let large = dir.path().join("large.yaml");
+    std::fs::write(&large, "#".repeat((1 << 20) + 1)).expect("a file");
+    let err = Config::load(&large).expect_err("too large").to_string();
+    assert!(err.ends_with("large.yaml: it is larger than 1048576 bytes"), "{err}");
+}
+
+#[test]
+fn the_automatic_threshold_is_a_quarter_and_at_least_one() {
+    let mut model = valid(&with_model("")).models.remove(0);
+    for (max_num_seqs, expected) in [(1, 1), (4, 1), (7, 1), (8, 2), (32, 8), (1024, 256)] {
+        assert_eq!(model.spill_threshold(max_num_seqs), expected, "{max_num_seqs}");
+    }
+    model.spill_threshold = SpillThreshold::Fixed(5);
+    assert_eq!(model.spill_threshold(32), 5);
+}
+
+#[test]
+fn what_may_not_be_meant_is_warned_of() {
+    let quiet = with_model("    max_num_seqs: 32\n");
+    assert_eq!(valid(&quiet).warnings(), [""; 0]);
+
+    let text = "\
+listen: [127.0.0.1:8080, 0.0.0.0:8081]
+admin: 10.0.0.1:9180
+models:
+  m: {replicas: [{url: 'http://127.0.0.1:8000', data_parallel_size: 2}]}
+";
+    let warnings = valid(text).warnings();
+    let starts = [
+        "listen 0.0.0.0:8081: anyone",
+        "admin 10.0.0.1:9180: anyone",
+        "model m: /v1/responses turns can't be pinned",
+        "model m: max_num_seqs is not configured: 32 is assumed",
+    ];
+    assert_eq!(warnings.len(), starts.len(), "{warnings:#?}");
+    for (warning, start) in warnings.iter().zip(starts) {
+        assert!(warning.starts_with(start), "{warning}");
+    }
+}
+
+/// Pieces that make text which gets past the parser now and then.
+fn pieces() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "\n",
+        "\n  ",
+        "\n    ",
+        "\n      - ",
+        "- ",
+        ": ",
+        "models:",
+        "m:",
+        "replicas:",
+        "url: ",
+        "name: ",
+        "aliases: ",
+        "listen: ",
+        "admin: ",
+        "off",
+        "limits:",
+        "body_bytes_max: ",
+        "32MiB",
+        "KiB",
+        "max_num_seqs: ",
+        "spill_threshold: ",
+        "auto",
+        "data_parallel_size: ",
+        "0",
+        "7",
+        "-1",
+        "1e9",
+        "99999999999999999999999",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "http://127.0.0.1:8000",
+        "http://[::1]",
+        "http://é:1",
+        "127.0.0.1:8080",
+        "&a ",
+        "*a",
+        "!t ",
+        "<<: ",
+        "~",
+        "''",
+        "\"\\0\"",
+        "|",
+        ">",
+        "#",
+        "---\n",
+        "...\n",
+        "é",
+        "\u{feff}",
+        "\t",
+    ]);
+    prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_is_read_or_refused(text in "\\PC{0,200}") {
+        if let Err(err) = parse(&text) {
+            prop_assert!(!err.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn text_of_yaml_pieces_is_read_or_refused(text in pieces()) {
+        if let Err(err) = parse(&text) {
+            prop_assert!(!err.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_read_or_refused(at in 0usize..3000, piece in pieces(), cut in 0usize..40) {
+        let text = include_str!("../../conf/four-cards.yaml");
+        prop_assert!(text.is_ascii());
+        let start = at.min(text.len());
+        let end = (start + cut).min(text.len());
+        let damaged = format!("{}{piece}{}", &text[..start], &text[end..]);
+        if let Err(err) = parse(&damaged) {
+            let lines = damaged.lines().count() + 1;
+            prop_assert!(err.problems().iter().all(|p| p.line.is_none_or(|line| (1..=lines).contains(&line))), "{}", err);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `File` to `Config`: defaults, bounds, and what the parts must have to do with each other.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use super::addresses::{self, Place, ServerPlace};
+use super::bounds;
+use super::error::Problems;
+use super::file::{Bytes, File, LimitsFile, Listen, ModelFile, Ordered};
+use super::locate::Path;
+use super::url::Resolve;
+use super::{Config, Limits, ModelConfig, model};
+
+/// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
+const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
+const ADMIN_OFF: &str = "off";
+
+/// The configuration that a file means, or all that is wrong with it.
+pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Problems> {
+    let top = Path::default();
+    let mut problems = Problems::default();
+    let listen = listen(file.listen, &mut problems);
+    let admin = admin(file.admin.as_deref(), &mut problems);
+    let limits = limits(&file.limits, &mut problems);
+    let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
+    let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
+    let (models, servers) = models(file.models, resolve, &mut problems);
+    names(&models, file.default_model.as_deref(), &mut problems);
+    addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    Ok(Config {
+        listen: listen.iter().map(|place| place.address).collect(),
+        admin: admin.map(|place| place.address),
+        default_model: file.default_model,
+        limits,
+        scrape_interval: Duration::from_millis(scrape_interval_ms),
+        shutdown_grace: Duration::from_secs(shutdown_grace_s),
+        models,
+    })
+}
+
+pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
+    let at = Path::default().key("limits");
+    let mut number = |bound, given| problems.number(&at, bound, given);
+    // Lossless: `bounds` asserts a 64-bit `usize`.
+    let bytes = |number: u64| number as usize;
+    let size = |given: Option<Bytes>| given.map(|Bytes(bytes)| bytes);
+    let limits = Limits {
+        body_bytes_max: bytes(number(&bounds::BODY_BYTES, size(file.body_bytes_max))),
+        head_bytes_max: bytes(number(&bounds::HEAD_BYTES, size(file.head_bytes_max))),
+        head_timeout: Duration::from_secs(number(&bounds::HEAD_TIMEOUT, file.head_timeout_s)),
+        keepalive_timeout: Duration::from_secs(number(&bounds::KEEPALIVE_TIMEOUT, file.keepalive_timeout_s)),
+        body_timeout: Duration::from_secs(number(&bounds::BODY_TIMEOUT, file.body_timeout_s)),
+        write_timeout: Duration::from_secs(number(&bounds::WRITE_TIMEOUT, file.write_timeout_s)),
+        connect_timeout: Duration::from_millis(number(&bounds::CONNECT_TIMEOUT, file.connect_timeout_ms)),
+        replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
+        replay_memory_bytes_max: bytes(number(&bounds::REPLAY_MEMORY, size(file.replay_memory_bytes_max))),
+        replay_wait: Duration::from_millis(number(&bounds::REPLAY_WAIT, file.replay_wait_ms)),
+    };
+    if limits.replay_bytes_max > limits.replay_memory_bytes_max {
+        let reason = format!(
+            "{} for one turn is more than the {} of replay_memory_bytes_max for all of them",
+            limits.replay_bytes_max, limits.replay_memory_bytes_max
+        );
+        problems.add(at.key(bounds::REPLAY_BYTES.bound.key), reason);
+    }
+    limits
+}
+
+fn listen(file: Option<Listen>, problems: &mut Problems) -> Vec<Place> {
+    let path = Path::default().key("listen");
+    let given: Vec<(Path, String)> = match file {
+        None => {
+            return vec![Place { path, address: LISTEN_DEFAULT }];
+        }
+        Some(Listen::One(text)) => vec![(path, text)],
+        Some(Listen::Many(texts)) if texts.is_empty() => {
+            problems.add(path, "the list is empty; nobody could connect");
+            return Vec::new();
+        }
+        Some(Listen::Many(texts)) => {
+            let indexed = texts.into_iter().enumerate();
+            indexed.map(|(i, text)| (path.index(i), text)).collect()
+        }
+    };
+    given.into_iter().filter_map(|(path, text)| place(path, &text, problems)).collect()
+}
+
+fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
+    let path = Path::default().key("admin");
+    match file {
+        None => Some(Place { path, address: ADMIN_DEFAULT }),
+        Some(ADMIN_OFF) => None,
+        Some(text) => place(path, text, problems),
+    }
+}
+
+fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
+    match text.parse() {
+        Ok(address) => Some(Place { path, address }),
+        Err(_) => {
+            let reason = format!("`{text}` is not an IP address with a port, like 127.0.0.1:8080 or [::1]:8080");
+            problems.add(path, reason);
+            None
+        }
+    }
+}
+
+fn models(
+    file: Ordered<ModelFile>,
+    resolve: Resolve<'_>,
+    problems: &mut Problems,
+) -> (Vec<ModelConfig>, Vec<ServerPlace>) {
+    if file.0.is_empty() {
+        problems.add(Path::default().key("models"), "no model is given");
+    }
+    let mut models = Vec::new();
+    let mut servers = Vec::new();
+    for (name, file) in file.0 {
+        let model = model::validate(name, file, resolve, problems);
+        servers.extend(model.servers);
+        models.push(model.config);
+    }
+    (models, servers)
+}
+
+/// A name must lead to one model: names are the file's keys and differ, so that only an alias can be at fault.
+fn names(models: &[ModelConfig], default_model: Option<&str>, problems: &mut Problems) {
+    let names = models.iter().map(|model| (&*model.name, &*model.name));
+    let mut model_of: BTreeMap<&str, &str> = names.collect();
+    for model in models {
+        let path = model::path(&model.name).key("aliases");
+        for (i, alias) in model.aliases.iter().enumerate() {
+            if let Some(other) = model_of.get(&**alias) {
+                let reason = format!("`{alias}` leads to model `{other}` already");
+                problems.add(path.index(i), reason);
+            } else {
+                model_of.insert(alias, &model.name);
+            }
+        }
+    }
+    if let Some(name) = default_model.filter(|name| !model_of.contains_key(name)) {
+        let reason = format!("no model has the name or alias `{name}`");
+        problems.add(Path::default().key("default_model"), reason);
+    }
+}

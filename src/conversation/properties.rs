@@ -1,0 +1,396 @@
+//! Properties of the scanners over generated bodies: they see what a parser sees, and no cut into
+//! chunks, depth or byte changes that.
+
+use std::fmt;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::{Fields, FormScanner, Model, Progress, Scanner, SessionValue, Wanted};
+
+/// A JSON value with the order and the repetitions of its keys, which serde_json's own `Value` does
+/// not keep.
+#[derive(Clone, Debug, PartialEq)]
+enum Node {
+    Text(String),
+    Object(Vec<(String, Node)>),
+    Array(Vec<Node>),
+    /// A number or a literal, as it is written.
+    Scalar(&'static str),
+}
+
+impl Node {
+    fn entries<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Node> {
+        let entries = if let Node::Object(entries) = self { &entries[..] } else { &[] };
+        entries.iter().filter(move |(name, _)| name == key).map(|(_, node)| node)
+    }
+
+    fn text(&self) -> Option<&str> {
+        if let Node::Text(text) = self { Some(text) } else { None }
+    }
+
+    /// Writes the value with white space and escapes as `style` has them.
+    fn write(&self, out: &mut String, style: &mut Style) {
+        style.space(out);
+        match self {
+            Node::Text(text) => style.text(out, text),
+            Node::Scalar(scalar) => out.push_str(scalar),
+            Node::Array(items) => {
+                out.push('[');
+                for (at, item) in items.iter().enumerate() {
+                    out.push_str(if at == 0 { "" } else { "," });
+                    item.write(out, style);
+                }
+                style.space(out);
+                out.push(']');
+            }
+            Node::Object(entries) => {
+                out.push('{');
+                for (at, (key, node)) in entries.iter().enumerate() {
+                    out.push_str(if at == 0 { "" } else { "," });
+                    style.space(out);
+                    style.text(out, key);
+                    style.space(out);
+                    out.push(':');
+                    node.write(out, style);
+                }
+                style.space(out);
+                out.push('}');
+            }
+        }
+        style.space(out);
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Scalar("bool"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Scalar("number"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Scalar("number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Scalar("number"))
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar("null"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Node::Array(Vec::new()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Object(entries))
+    }
+}
+
+/// Choices of how to write a document, used up one after the other and then over again.
+#[derive(Debug)]
+struct Style {
+    choices: Vec<u8>,
+    at: usize,
+}
+
+impl Style {
+    fn next(&mut self) -> u8 {
+        self.at += 1;
+        self.choices[self.at % self.choices.len()]
+    }
+
+    fn space(&mut self, out: &mut String) {
+        out.push_str(["", "", "", " ", "\n  ", "\t\r\n"][usize::from(self.next()) % 6]);
+    }
+
+    fn text(&mut self, out: &mut String, text: &str) {
+        out.push('"');
+        for character in text.chars() {
+            match (character, self.next() % 4) {
+                ('"' | '\\', 0 | 1) => out.extend(['\\', character]),
+                ('\n', 0 | 1) => out.push_str("\\n"),
+                ('/', 1) => out.push_str("\\/"),
+                (' '..'"' | '#'..'\\' | ']'.., 0..=2) => out.push(character),
+                (_, choice) => {
+                    for unit in character.encode_utf16(&mut [0; 2]) {
+                        let digits = format!("{unit:04x}");
+                        let digits = if choice == 3 { digits.to_uppercase() } else { digits };
+                        out.push_str(&format!("\\u{digits}"));
+                    }
+                }
+            }
+        }
+        out.push('"');
+    }
+}
+
+/// What a parser sees of the fields.
+fn expected(root: &Node) -> Fields {
+    let models: Vec<_> = root.entries("model").collect();
+    let model = match models.first().map(|model| model.text()) {
+        None => Model::Absent,
+        Some(None) => Model::NotText,
+        Some(Some(name)) if name.len() > 1024 => Model::TooLong,
+        Some(Some(name)) => Model::Named(name.to_owned()),
+    };
+    let session = |node: &Node| SessionValue::parse(node.text()?);
+    let user_id = |node: &Node| match node {
+        Node::Text(text) if text.len() <= 1024 => SessionValue::from_user_id(text),
+        other => other.entries("session_id").find_map(session),
+    };
+    let conversation = |node: &Node| session(node).or_else(|| node.entries("id").find_map(session));
+    Fields {
+        model,
+        duplicate_model: models.len() > 1,
+        metadata_session: root.entries("metadata").flat_map(|node| node.entries("user_id")).find_map(user_id),
+        session_id: root.entries("session_id").find_map(session),
+        conversation: root.entries("conversation").find_map(conversation),
+        conversation_id: root.entries("conversation_id").find_map(session),
+        prompt_cache_key: root.entries("prompt_cache_key").find_map(session),
+    }
+}
+
+/// Feeds the chunks that the cuts make of a body.
+fn feed_in_chunks(body: &[u8], cuts: &[usize], mut feed: impl FnMut(&[u8])) {
+    let mut rest = body;
+    for cut in cuts.iter().cycle().take(body.len()) {
+        let (chunk, after) = rest.split_at((*cut).min(rest.len()));
+        feed(chunk);
+        rest = after;
+    }
+    feed(rest);
+}
+
+fn scan(body: &[u8], cuts: &[usize], wanted: Wanted) -> (Progress, Fields) {
+    let mut scanner = Scanner::new(wanted);
+    feed_in_chunks(body, cuts, |chunk| {
+        scanner.feed(chunk);
+    });
+    (scanner.progress(), scanner.fields().clone())
+}
+
+fn scan_form(body: &[u8], cuts: &[usize]) -> (Progress, Fields) {
+    let mut scanner = FormScanner::new("multipart/form-data; boundary=X").unwrap();
+    feed_in_chunks(body, cuts, |chunk| {
+        scanner.feed(chunk);
+    });
+    (scanner.progress(), scanner.fields().clone())
+}
+
+const UUID: &str = "be1bd76a-8294-49e0-b3d2-e58bc1e620a9";
+
+fn key() -> impl Strategy<Value = String> {
+    const KNOWN: &[&str] =
+        &["model", "metadata", "user_id", "session_id", "conversation", "id", "conversation_id", "prompt_cache_key"];
+    prop_oneof![
+        6 => proptest::sample::select(KNOWN).prop_map(str::to_owned),
+        1 => any::<String>(),
+        1 => Just("model\u{0}".to_owned()),
+    ]
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<String>(),
+        "[a-z\\\\\"{}\\[\\]:,\n😀é/ ]{0,40}",
+        Just("null".to_owned()),
+        Just(" ses_1 ".to_owned()),
+        Just(format!("user_1_account__session_{UUID}")),
+        Just(format!(r#"{{"device_id":"d","session_id":"{UUID}"}}"#)),
+        Just(r#"{"session_id":"\u00e9"}"#.to_owned()),
+        Just(format!(r#"{{"session_id":"{}"}}"#, "x".repeat(240))),
+        (1020..1030_usize).prop_map(|length| "é".repeat(length / 2)),
+        (255..258_usize).prop_map(|length| "s".repeat(length)),
+    ]
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    const SCALARS: &[&str] = &["0", "-1.5e+3", "12345678901234567890", "true", "false", "null"];
+    let leaf = prop_oneof![
+        4 => text().prop_map(Node::Text),
+        1 => proptest::sample::select(SCALARS).prop_map(Node::Scalar),
+    ];
+    leaf.prop_recursive(4, 24, 5, |inner| {
+        prop_oneof![
+            1 => vec(inner.clone(), 0..4).prop_map(Node::Array),
+            3 => vec((key(), inner), 0..5).prop_map(Node::Object),
+        ]
+    })
+}
+
+fn document() -> impl Strategy<Value = Node> {
+    vec((key(), node()), 0..8).prop_map(Node::Object)
+}
+
+fn cuts() -> impl Strategy<Value = Vec<usize>> {
+    vec(1..20_usize, 1..8)
+}
+
+/// Bytes of which documents are made, so that random ones get past the first few.
+fn pieces(alphabet: &'static [&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        8 => proptest::sample::select(alphabet).prop_map(<[u8]>::to_vec),
+        1 => vec(any::<u8>(), 0..4),
+    ];
+    (proptest::sample::select(alphabet), vec(piece, 0..40))
+        .prop_map(|(first, rest)| [first.to_vec(), rest.concat()].concat())
+}
+
+const JSON_PIECES: &[&[u8]] = &[
+    b"{",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b"\"",
+    b"\"",
+    b":",
+    b",",
+    b" ",
+    b"\\",
+    b"\\u00",
+    b"\\ud83d",
+    b"\\ude00",
+    b"1",
+    b"null",
+    b"\"model\":",
+    b"{\"model\":\"m\"",
+    b"\"metadata\":{",
+    b"\"user_id\":",
+    b"\"session_id\":\"s\"",
+    b"\"conversation\":{",
+    b"\"id\":\"c\"",
+    b"\xef\xbb\xbf",
+    b"\xff",
+    b"{\"session_id\":\"t\",",
+];
+
+const FORM_PIECES: &[&[u8]] = &[
+    b"--X",
+    b"\r\n--X\r\n",
+    b"\r\n--X--",
+    b"\r\n",
+    b"\r",
+    b"\n",
+    b"-",
+    b"X",
+    b"m",
+    b"--X\r\n",
+    b"Content-Disposition: form-data; name=model\r\n\r\n",
+    b"Content-Disposition: form-data; name=\"file\"; filename=f\r\n\r\n",
+    b"\r\n--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm",
+    b"; name=",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn the_scanner_sees_what_a_parser_sees(root in document(), choices in vec(any::<u8>(), 1..64), cuts in cuts()) {
+        let mut body = String::new();
+        root.write(&mut body, &mut Style { choices, at: 0 });
+        let parsed: Node = serde_json::from_str(&body).unwrap();
+        let expected = expected(&parsed);
+
+        let (progress, fields) = scan(body.as_bytes(), &cuts, Wanted::ModelAndSession);
+        prop_assert_eq!(progress, Progress::Closed);
+        prop_assert_eq!(&fields, &expected);
+
+        let (_, model_only) = scan(body.as_bytes(), &cuts, Wanted::Model);
+        let expected = Fields { model: expected.model, duplicate_model: expected.duplicate_model, ..Fields::default() };
+        prop_assert_eq!(model_only, expected);
+    }
+
+    #[test]
+    fn the_end_is_told_with_the_last_brace_and_an_answer_stays(root in document(), choices in vec(any::<u8>(), 1..64)) {
+        let mut body = String::new();
+        root.write(&mut body, &mut Style { choices, at: 0 });
+        let end = body.trim_end().len();
+        let mut scanner = Scanner::new(Wanted::ModelAndSession);
+        let mut answer = None;
+        for (at, byte) in body.bytes().enumerate() {
+            let progress = scanner.feed(&[byte]);
+            prop_assert_eq!(progress == Progress::Closed, at + 1 >= end);
+            let found = (scanner.fields().model.clone(), scanner.fields().metadata_session.clone());
+            if progress == Progress::Answered {
+                prop_assert_eq!(answer.get_or_insert_with(|| found.clone()), &found);
+            } else {
+                prop_assert!(answer.is_none() || progress == Progress::Closed);
+            }
+        }
+    }
+
+    #[test]
+    fn no_cut_changes_what_is_seen_in_broken_json(body in pieces(JSON_PIECES), cuts in cuts()) {
+        for wanted in [Wanted::Model, Wanted::ModelAndSession] {
+            let whole = scan(&body, &[usize::MAX], wanted);
+            prop_assert_eq!(&scan(&body, &cuts, wanted), &whole);
+
+            let mut scanner = Scanner::new(wanted);
+            let used = scanner.search(&body);
+            prop_assert_eq!(used < body.len() && scanner.progress() == Progress::More, false);
+            let progress = scanner.feed(&body[used..]);
+            prop_assert_eq!((progress, scanner.fields().clone()), whole);
+        }
+    }
+
+    #[test]
+    fn no_cut_changes_what_is_seen_in_a_form(body in pieces(FORM_PIECES), cuts in cuts()) {
+        prop_assert_eq!(scan_form(&body, &cuts), scan_form(&body, &[usize::MAX]));
+    }
+
+    #[test]
+    fn no_bytes_make_a_scanner_panic(body in vec(any::<u8>(), 0..512), cuts in cuts(), content_type in any::<String>()) {
+        scan(&body, &cuts, Wanted::ModelAndSession);
+        scan_form(&body, &cuts);
+        FormScanner::new(&content_type);
+        FormScanner::new(&format!("multipart/form-data{content_type}"));
+    }
+
+    #[test]
+    fn a_form_says_its_model_whatever_its_file_holds(
+        audio in pieces(FORM_PIECES),
+        name in "[a-z\r-]{0,8}",
+        cuts in cuts(),
+    ) {
+        // The sender of a form chooses a boundary that its file does not contain.
+        let audio: Vec<_> = audio.into_iter().map(|byte| if byte == b'X' { b'Y' } else { byte }).collect();
+        let file = [b"--X\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\n", &audio[..], b"\r\n"].concat();
+        let model = format!("--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n").into_bytes();
+        for parts in [[&file, &model], [&model, &file]] {
+            let body = [parts[0], parts[1], &b"--X--"[..]].concat();
+            let (progress, fields) = scan_form(&body, &cuts);
+            prop_assert_eq!((progress, fields.model.name()), (Progress::Closed, Some(&*name)));
+        }
+    }
+}

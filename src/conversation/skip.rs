@@ -1,0 +1,110 @@
+//! Passing over a JSON value of no interest: the greater part of every body, so the fast path of
+//! the scanner.
+
+use memchr::memchr2;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Plain,
+    Quote,
+    Open,
+    Close,
+}
+
+const CLASSES: [Class; 256] = {
+    let mut classes = [Class::Plain; 256];
+    classes[b'"' as usize] = Class::Quote;
+    classes[b'{' as usize] = Class::Open;
+    classes[b'[' as usize] = Class::Open;
+    classes[b'}' as usize] = Class::Close;
+    classes[b']' as usize] = Class::Close;
+    classes
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Structure,
+    Text,
+    /// Right after a backslash in a text.
+    Escaped,
+}
+
+/// The value under way. A counter stands for the nesting, so that depth costs neither stack nor
+/// memory; that a `[` is closed by a `]` is left to the engine, which refuses a body where it is
+/// not.
+#[derive(Clone, Debug)]
+pub(super) struct Skipper {
+    place: Place,
+    depth: usize,
+}
+
+impl Skipper {
+    /// Begins after the quote that opens a string.
+    pub(super) fn text() -> Self {
+        Self { place: Place::Text, depth: 0 }
+    }
+
+    /// Begins after the bracket that opens an object or an array.
+    pub(super) fn nested() -> Self {
+        Self { place: Place::Structure, depth: 1 }
+    }
+
+    /// Passes on. `Some(n)`: the value ended with the last of the first `n` bytes; `None`: all
+    /// bytes belong to it.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            at += match self.place {
+                Place::Structure => self.pass_structure(&bytes[at..]),
+                Place::Text => self.pass_text(&bytes[at..]),
+                Place::Escaped => {
+                    self.place = Place::Text;
+                    1
+                }
+            };
+            if self.depth == 0 && self.place == Place::Structure {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    fn pass_structure(&mut self, bytes: &[u8]) -> usize {
+        for (at, byte) in bytes.iter().enumerate() {
+            match CLASSES[usize::from(*byte)] {
+                Class::Plain => {}
+                Class::Open => self.depth += 1,
+                Class::Quote => {
+                    self.place = Place::Text;
+                    return at + 1;
+                }
+                Class::Close => {
+                    self.depth -= 1;
+                    if self.depth == 0 {
+                        return at + 1;
+                    }
+                }
+            }
+        }
+        bytes.len()
+    }
+
+    /// Texts are passed by vector instructions from one quote or backslash to the next. Escapes stay
+    /// in this loop: code in a prompt has one in every line, and more.
+    fn pass_text(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..) {
+            let Some(plain) = memchr2(b'"', b'\\', rest) else {
+                return bytes.len();
+            };
+            if rest[plain] == b'"' {
+                self.place = Place::Structure;
+                return at + plain + 1;
+            }
+            at += plain + 2;
+        }
+        // The byte that the last backslash escapes is still to come.
+        self.place = Place::Escaped;
+        bytes.len()
+    }
+}

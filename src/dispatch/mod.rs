@@ -1,0 +1,118 @@
+//! The shell round the balancer: its lock, its clock, and the lease that gives a slot back by itself.
+//!
+//! One mutex a model, held for the decision only: nothing inside it waits, logs or formats. The mutex is parking_lot's,
+//! so a panic inside a decision costs one request and poisons nothing.
+
+mod routing;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::balancer::{Balancer, Decision, Outcome, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+
+pub use routing::{Model, Reloaded, Routing, Table};
+
+/// Time since the process began to serve, the same for every balancer. It never goes back.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    epoch: Instant,
+}
+
+/// One model's balancer behind its lock.
+#[derive(Debug)]
+pub struct Dispatcher {
+    clock: Clock,
+    balancer: Mutex<Balancer>,
+}
+
+/// A turn's slot on a replica. Dropping it gives the slot back, with the outcome that was noted last.
+#[derive(Debug)]
+pub struct Lease {
+    dispatcher: Arc<Dispatcher>,
+    ticket: Option<Ticket>,
+    replica: Arc<ReplicaSpec>,
+    id: ReplicaId,
+    decision: Decision,
+    outcome: Outcome,
+}
+
+impl Clock {
+    pub fn start() -> Self {
+        Clock { epoch: Instant::now() }
+    }
+
+    pub fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+}
+
+impl Dispatcher {
+    pub fn new(clock: Clock, balancer: Balancer) -> Self {
+        Dispatcher { clock, balancer: Mutex::new(balancer) }
+    }
+
+    /// Decides where a turn goes and takes its slot.
+    pub fn acquire(self: &Arc<Self>, turn: &Turn<'_>) -> Result<Lease, Refusal> {
+        let (ticket, replica) = self.with(|balancer, now| {
+            let ticket = balancer.arrive(turn, now)?;
+            let replica = Arc::clone(balancer.spec(&ticket));
+            Ok((ticket, replica))
+        })?;
+        Ok(Lease {
+            dispatcher: Arc::clone(self),
+            id: ticket.replica,
+            decision: ticket.decision,
+            ticket: Some(ticket),
+            replica,
+            // What holds if nobody says otherwise: the request's context was dropped because its client left.
+            outcome: Outcome::Abandoned,
+        })
+    }
+
+    /// Runs `f` on the balancer under its lock. The clock is read inside, so that time never goes back between calls.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> R {
+        let mut balancer = self.balancer.lock();
+        let now = self.clock.now();
+        f(&mut balancer, now)
+    }
+}
+
+impl Lease {
+    pub fn replica(&self) -> &ReplicaSpec {
+        &self.replica
+    }
+
+    pub fn id(&self) -> ReplicaId {
+        self.id
+    }
+
+    pub fn decision(&self) -> Decision {
+        self.decision
+    }
+
+    /// The first byte of a good response has come.
+    pub fn served(&mut self) {
+        if let Some(ticket) = &mut self.ticket {
+            self.dispatcher.with(|balancer, now| balancer.served(ticket, now));
+        }
+    }
+
+    /// Notes how the turn ends, unless something more is heard before the lease is dropped.
+    pub fn note(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.dispatcher.with(|balancer, now| balancer.finish(ticket, self.outcome, now));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The routing table: which model a name means. One snapshot, swapped as a whole by a reload.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+
+use crate::balancer::{Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
+use crate::config::{self, Balancing, Config, ModelConfig};
+use crate::conversation::KeySecret;
+use crate::metrics::Metrics;
+
+use super::{Clock, Dispatcher};
+
+/// What every part that serves needs: the current table, and what outlives a table.
+pub struct Routing {
+    table: ArcSwap<Table>,
+    clock: Clock,
+    key_secret: KeySecret,
+    pub metrics: Metrics,
+}
+
+/// The models as one configuration has them.
+#[derive(Debug)]
+pub struct Table {
+    /// In the order of the configuration.
+    pub models: Vec<Arc<Model>>,
+    by_name: HashMap<String, Arc<Model>>,
+    /// Serves requests that name no model: the only model, or the configured default.
+    pub fallback: Option<Arc<Model>>,
+    pub config: Config,
+}
+
+/// A served model.
+#[derive(Debug)]
+pub struct Model {
+    pub name: String,
+    pub aliases: Vec<String>,
+    pub affinity: bool,
+    /// Whether clients may name the replica they want.
+    pub client_pins: bool,
+    /// Survives reloads as long as the model does: pins, leases and counters are in it.
+    pub dispatcher: Arc<Dispatcher>,
+}
+
+/// What a reload did.
+#[derive(Debug)]
+pub enum Reloaded {
+    /// The new table serves; these are the changes, one a line.
+    Applied(Vec<String>),
+    /// Nothing changed, because these keys need a restart.
+    NeedsRestart(Vec<&'static str>),
+}
+
+impl Routing {
+    pub fn new(config: Config, key_secret: KeySecret, metrics: Metrics) -> Self {
+        let clock = Clock::start();
+        let table = Table::build(config, |model| new_dispatcher(model, clock));
+        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics }
+    }
+
+    /// The current table.
+    pub fn table(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
+    pub fn key_secret(&self) -> &KeySecret {
+        &self.key_secret
+    }
+
+    /// Time since the process began to serve.
+    pub fn uptime(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// Swaps in a new configuration. A model that stays keeps its balancer; turns in flight finish where they are.
+    pub fn reload(&self, config: Config) -> Reloaded {
+        let old = self.table();
+        let fixed = old.config.restart_needed(&config);
+        if !fixed.is_empty() {
+            return Reloaded::NeedsRestart(fixed);
+        }
+        let changes = old.config.changes(&config);
+        let table = Table::build(config, |model| match old.model_named(&model.name) {
+            Some(known) => {
+                known.dispatcher.with(|balancer, now| balancer.reconfigure(policy(model), specs(model), now));
+                Arc::clone(&known.dispatcher)
+            }
+            None => new_dispatcher(model, self.clock),
+        });
+        self.table.store(Arc::new(table));
+        Reloaded::Applied(changes)
+    }
+}
+
+impl Table {
+    fn build(config: Config, dispatcher: impl Fn(&ModelConfig) -> Arc<Dispatcher>) -> Table {
+        let models: Vec<_> = config.models.iter().map(|model| Arc::new(Model::new(model, dispatcher(model)))).collect();
+        let mut by_name = HashMap::new();
+        for model in &models {
+            for name in std::iter::once(&model.name).chain(&model.aliases) {
+                by_name.insert(name.clone(), Arc::clone(model));
+            }
+        }
+        let fallback = match (&config.default_model, models.as_slice()) {
+            (Some(name), _) => by_name.get(name).cloned(),
+            (None, [only]) => Some(Arc::clone(only)),
+            (None, _) => None,
+        };
+        Table { models, by_name, fallback, config }
+    }
+
+    /// The model that a client means by a name or an alias.
+    pub fn find(&self, name: &str) -> Option<&Arc<Model>> {
+        self.by_name.get(name)
+    }
+
+    fn model_named(&self, name: &str) -> Option<&Arc<Model>> {
+        self.models.iter().find(|model| model.name == name)
+    }
+}
+
+impl Model {
+    fn new(config: &ModelConfig, dispatcher: Arc<Dispatcher>) -> Self {
+        Model {
+            name: config.name.clone(),
+            aliases: config.aliases.clone(),
+            affinity: config.affinity,
+            client_pins: config.client_pins,
+            dispatcher,
+        }
+    }
+}
+
+fn new_dispatcher(model: &ModelConfig, clock: Clock) -> Arc<Dispatcher> {
+    Arc::new(Dispatcher::new(clock, Balancer::new(policy(model), specs(model), clock.now())))
+}
+
+fn policy(model: &ModelConfig) -> Policy {
+    Policy {
+        mode: match (model.affinity, model.balancing) {
+            (true, _) => Mode::Affinity,
+            // The engine's own balancer chooses among ranks; among servers kvpin still does, by load.
+            (false, Balancing::LeastLoaded | Balancing::Engine) => Mode::LeastLoaded,
+        },
+        spill_threshold: match model.spill_threshold {
+            config::SpillThreshold::Auto => SpillThreshold::Auto,
+            config::SpillThreshold::Fixed(turns) => SpillThreshold::Fixed(turns),
+        },
+        max_num_seqs: model.max_num_seqs,
+        bounds: Bounds { entries_max: model.conversations_max, idle_max: model.conversation_idle },
+    }
+}
+
+fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
+    model
+        .replicas
+        .iter()
+        .map(|replica| ReplicaSpec {
+            name: replica.name.clone(),
+            address: replica.address,
+            authority: replica.authority.clone(),
+            rank: replica.rank,
+        })
+        .collect()
+}

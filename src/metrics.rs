@@ -1,0 +1,68 @@
+//! Every metric that is counted as it happens: name, unit, help and labels side by side.
+//!
+//! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
+//! the same manner in [`crate::admin`].
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+
+/// Handles for counting, and the registry they stand in.
+#[derive(Clone)]
+pub struct Metrics {
+    pub registry: Registry,
+    /// From the arrival of the request head to the first byte of the response body. Labels: model, decision.
+    pub time_to_first_byte: HistogramVec,
+    /// Requests that kvpin answered itself with an error. Label: reason.
+    pub refused: IntCounterVec,
+    /// Label: outcome (applied, refused).
+    pub reloads: IntCounterVec,
+    /// Turns that went on to another replica after one had failed them.
+    pub retries: IntCounter,
+    /// Requests whose handling panicked. Each cost one request.
+    pub panics: IntCounter,
+}
+
+/// Seconds. vLLM's own buckets for the time to first token, so that the two histograms can be laid over each other,
+/// without its finest and its coarsest.
+const FIRST_BYTE_BUCKETS: [f64; 16] =
+    [0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 80.0, 640.0];
+
+impl Metrics {
+    /// Declares every metric in a registry of its own.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let metrics = Metrics {
+            time_to_first_byte: HistogramVec::new(
+                HistogramOpts::new(
+                    "kvpin_time_to_first_byte_seconds",
+                    "Time from the request head to the first byte of the response body.",
+                )
+                .buckets(FIRST_BYTE_BUCKETS.to_vec()),
+                &["model", "decision"],
+            )?,
+            refused: IntCounterVec::new(
+                Opts::new("kvpin_refused_requests_total", "Requests that kvpin answered itself with an error."),
+                &["reason"],
+            )?,
+            reloads: IntCounterVec::new(
+                Opts::new("kvpin_reloads_total", "Reloads of the configuration, by outcome."),
+                &["outcome"],
+            )?,
+            retries: IntCounter::new(
+                "kvpin_retried_turns_total",
+                "Turns that went on to another replica after one had failed them before answering.",
+            )?,
+            panics: IntCounter::new("kvpin_panics_total", "Requests that were lost to a panic in kvpin.")?,
+            registry,
+        };
+        metrics.register()?;
+        Ok(metrics)
+    }
+
+    fn register(&self) -> prometheus::Result<()> {
+        self.registry.register(Box::new(self.time_to_first_byte.clone()))?;
+        self.registry.register(Box::new(self.refused.clone()))?;
+        self.registry.register(Box::new(self.reloads.clone()))?;
+        self.registry.register(Box::new(self.retries.clone()))?;
+        self.registry.register(Box::new(self.panics.clone()))
+    }
+}

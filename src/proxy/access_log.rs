@@ -1,0 +1,38 @@
+//! One line a request. No path that a client could have put a secret in, no header, no text of a prompt.
+
+use log::info;
+use pingora::proxy::Session;
+
+use super::context::Context;
+
+/// The target to filter the access log by.
+pub const TARGET: &str = "kvpin::access";
+
+/// Writes the line of a request that has ended.
+pub fn write(session: &Session, context: &Context) {
+    if !log::log_enabled!(target: TARGET, log::Level::Info) {
+        return;
+    }
+    let request = context.request.as_ref();
+    let lease = context.lease.as_ref();
+    let decision = lease.map(|lease| lease.decision());
+    info!(
+        target: TARGET,
+        "model={} replica={} decision={} reason={} outcome={} status={} first_byte_ms={} total_ms={:.1} \
+         request_bytes={} response_bytes={} tries={} conversation={} source={} client={}",
+        request.map_or("-", |request| &request.model.name),
+        lease.map_or("-", |lease| &lease.replica().name),
+        decision.map_or("-", |decision| decision.as_str()),
+        context.refusal.as_ref().map(|refusal| refusal.as_str()).or(decision.and_then(|d| d.reason())).unwrap_or("-"),
+        lease.map_or("-", |lease| lease.outcome().as_str()),
+        session.response_written().map_or(0, |head| head.status.as_u16()),
+        context.first_byte.map_or("-".to_owned(), |time| format!("{:.1}", time.as_secs_f64() * 1e3)),
+        context.started.elapsed().as_secs_f64() * 1e3,
+        session.body_bytes_read(),
+        session.body_bytes_sent(),
+        context.tried.len() + 1,
+        request.and_then(|request| request.conversation).map_or("-".to_owned(), |key| key.to_string()),
+        request.and_then(|request| request.source).map_or("-", |source| source.as_str()),
+        session.client_addr().map_or("-".to_owned(), |address| address.to_string()),
+    );
+}

@@ -1,0 +1,132 @@
+//! What is known of one request while it is being handled. It is dropped on every way out, and with it the lease.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+
+use crate::balancer::{Outcome, Ranks, ReplicaId, Turn, TurnKind};
+use crate::conversation::{ConversationKey, Source};
+use crate::dispatch::{Lease, Model};
+
+use super::body::RequestBody;
+use super::endpoint::Dialect;
+use super::refusal::Refusal;
+
+/// One request.
+pub struct Context {
+    pub started: Instant,
+    pub dialect: Dialect,
+    /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
+    pub request: Option<EngineRequest>,
+    pub body: Option<RequestBody>,
+    /// The slot on the replica that is being tried or serves.
+    pub lease: Option<Lease>,
+    /// Replicas that failed this turn.
+    pub tried: Vec<ReplicaId>,
+    /// Whether the current replica was already given a second chance on a fresh connection.
+    pub reconnected: bool,
+    /// Why kvpin answers the request itself.
+    pub refusal: Option<Refusal>,
+    /// The status of the engine's response.
+    pub status: Option<StatusCode>,
+    /// From the request head to the first byte of the response body.
+    pub first_byte: Option<Duration>,
+    _open: Open,
+}
+
+/// A request that goes to a replica.
+pub struct EngineRequest {
+    pub model: Arc<Model>,
+    pub kind: TurnKind,
+    pub ranks: Ranks,
+    pub conversation: Option<ConversationKey>,
+    /// What named the conversation.
+    pub source: Option<Source>,
+    pub client_pin: Option<ReplicaId>,
+}
+
+/// Requests that are being handled at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct OpenRequests(Arc<AtomicUsize>);
+
+/// Counts one request as open until it is dropped.
+struct Open(OpenRequests);
+
+impl OpenRequests {
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Context {
+    pub fn new(open: &OpenRequests) -> Self {
+        open.0.fetch_add(1, Ordering::Acquire);
+        Context {
+            started: Instant::now(),
+            dialect: Dialect::OpenAi,
+            request: None,
+            body: None,
+            lease: None,
+            tried: Vec::new(),
+            reconnected: false,
+            refusal: None,
+            status: None,
+            first_byte: None,
+            _open: Open(open.clone()),
+        }
+    }
+
+    /// Takes a slot for the request, not on a replica that has failed it.
+    pub fn acquire(&mut self) -> Result<(), Refusal> {
+        let Some(request) = &self.request else { return Err(Refusal::Internal) };
+        let turn = Turn {
+            conversation: request.conversation,
+            kind: request.kind,
+            client_pin: request.client_pin,
+            ranks: request.ranks,
+            tried: &self.tried,
+        };
+        self.lease = Some(request.model.dispatcher.acquire(&turn)?);
+        self.reconnected = false;
+        Ok(())
+    }
+
+    /// The replica has failed the turn, and the turn goes on without it.
+    pub fn move_on(&mut self) {
+        if let Some(mut lease) = self.lease.take() {
+            lease.note(Outcome::MovedOn);
+            self.tried.push(lease.id());
+        }
+    }
+
+    /// The first byte of the response body has come.
+    pub fn first_byte(&mut self) -> Option<Duration> {
+        if self.first_byte.is_some() {
+            return None;
+        }
+        let elapsed = self.started.elapsed();
+        self.first_byte = Some(elapsed);
+        if let Some(body) = &mut self.body {
+            body.release();
+        }
+        if self.is_good()
+            && let Some(lease) = &mut self.lease
+        {
+            lease.served();
+        }
+        Some(elapsed)
+    }
+
+    /// Whether the engine has accepted the turn.
+    pub fn is_good(&self) -> bool {
+        self.status.is_some_and(|status| status.is_success())
+    }
+}

@@ -1,0 +1,63 @@
+//! What kvpin answers without an engine: its health, its models, and the warm-up of Claude Code.
+
+use pingora::Result;
+use pingora::http::ResponseHeader;
+use pingora::proxy::Session;
+use serde_json::{Value, json};
+
+use crate::dispatch::Table;
+
+use super::endpoint::Local;
+use super::refusal::Answer;
+
+/// Answers a local endpoint.
+pub async fn serve(session: &mut Session, table: &Table, local: Local) -> Result<()> {
+    let (status, body) = match local {
+        Local::Hello => (200, json!({ "name": "kvpin", "version": env!("CARGO_PKG_VERSION") })),
+        Local::Models => (200, models(table)),
+        Local::Health => health(table),
+    };
+    let answer = Answer { status, retry_after_s: None, allow: None, body: body.to_string() };
+    write(session, answer).await
+}
+
+/// Writes an answer of kvpin's own. To a `HEAD` request only its head.
+pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
+    let mut head = ResponseHeader::build(answer.status, Some(4))?;
+    head.insert_header("content-type", "application/json")?;
+    head.insert_header("content-length", answer.body.len().to_string())?;
+    if let Some(seconds) = answer.retry_after_s {
+        head.insert_header("retry-after", seconds.to_string())?;
+    }
+    if let Some(allow) = answer.allow {
+        head.insert_header("allow", allow)?;
+    }
+    let is_head = session.req_header().method == http::Method::HEAD;
+    session.write_response_header(Box::new(head), is_head).await?;
+    if !is_head {
+        session.write_response_body(Some(answer.body.into()), true).await?;
+    }
+    Ok(())
+}
+
+/// One list that both OpenAI's and Anthropic's clients can read.
+fn models(table: &Table) -> Value {
+    let entry = |name: &String| {
+        json!({
+            "id": name, "object": "model", "created": 0, "owned_by": "kvpin",
+            "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+        })
+    };
+    let names: Vec<&String> =
+        table.models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases)).collect();
+    json!({
+        "object": "list",
+        "data": names.iter().map(|name| entry(name)).collect::<Vec<_>>(),
+        "has_more": false, "first_id": names.first(), "last_id": names.last(),
+    })
+}
+
+fn health(table: &Table) -> (u16, Value) {
+    let ready = table.models.iter().any(|model| model.dispatcher.with(|balancer, _| balancer.is_ready()));
+    if ready { (200, json!({ "status": "ok" })) } else { (503, json!({ "status": "no replica can serve" })) }
+}

@@ -1,0 +1,73 @@
+//! The budget of request bytes that all turns together may hold, and each turn's share of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes of request bodies held at this moment, by all turns.
+#[derive(Debug, Default)]
+pub struct Budget {
+    used: AtomicUsize,
+}
+
+/// What one turn holds of the budget. Dropping it gives the rest back.
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Budget {
+    /// Bytes held at this moment.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn share(self: &Arc<Self>) -> Share {
+        Share { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl Share {
+    /// Takes more of the budget. Returns whether it stayed under `bytes_max` in all; if not, nothing is taken.
+    #[must_use]
+    pub fn take(&mut self, bytes: usize, bytes_max: usize) -> bool {
+        let before = self.budget.used.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > bytes_max {
+            self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        self.bytes += bytes;
+        true
+    }
+
+    /// Gives everything back before the turn ends.
+    pub fn release(&mut self) {
+        self.budget.used.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_together_stay_under_the_budget_and_give_back_on_drop() {
+        let budget = Arc::new(Budget::default());
+        let mut first = budget.share();
+        let mut second = budget.share();
+        assert!(first.take(60, 100));
+        assert!(!second.take(41, 100));
+        assert!(second.take(40, 100));
+        drop(first);
+        assert_eq!(budget.used(), 40);
+        assert!(second.take(60, 100));
+        drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+}

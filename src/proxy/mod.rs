@@ -1,0 +1,417 @@
+//! The edge: a request's story, phase by phase, in the order in which Pingora calls them.
+//!
+//! ```text
+//! early_request_filter      limits of the head
+//! request_filter            endpoint, body up to the model and the session, decision -> lease; refusals end here
+//! upstream_peer             the lease's replica; after a failure another one      <-----------.
+//! upstream_request_filter   rank header, nothing that was meant for kvpin                     |
+//! request_body_filter       what was read before, then the rest as it comes                   |
+//! fail_to_connect, error_while_proxy    move on to another replica before the first byte  ----'
+//! response_filter           who served and why
+//! response_body_filter      the first byte: the turn counts as served; the bytes are not touched
+//! logging                   the outcome, one access line; then the context, and with it the lease, is dropped
+//! ```
+
+mod access_log;
+mod body;
+mod context;
+mod endpoint;
+mod identify;
+mod local;
+mod memory;
+mod refusal;
+mod search;
+pub mod watchdog;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use log::{debug, error, warn};
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::protocols::TcpKeepalive;
+use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, ErrorSource, ErrorType, Result};
+
+use crate::balancer::{DownReason, Health, Outcome};
+use crate::conversation::{self, Wanted, headers_name_session};
+use crate::dispatch::{Routing, Table};
+
+pub use access_log::TARGET as ACCESS_LOG;
+pub use context::{Context, OpenRequests};
+pub use memory::Budget;
+
+use body::{Reader, RequestBody};
+use context::EngineRequest;
+use endpoint::{Dialect, Endpoint, NotServed, Route};
+use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
+use refusal::Refusal;
+use search::BodySearch;
+
+const DECISION_HEADER: &str = "x-kvpin-decision";
+
+/// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
+/// the close would fail.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+
+/// The most replicas that one turn is tried on. With each connection attempt bounded, a client waits for seconds at most.
+const TRIES_MAX: usize = 8;
+
+/// What finds out that a peer has vanished without a word: about half a minute.
+pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
+    idle: Duration::from_secs(15),
+    interval: Duration::from_secs(5),
+    count: 3,
+    user_timeout: Duration::from_secs(30),
+};
+
+/// The proxy, as Pingora drives it.
+pub struct Proxy {
+    pub routing: Arc<Routing>,
+    pub open: OpenRequests,
+    pub memory: Arc<Budget>,
+}
+
+#[async_trait]
+impl ProxyHttp for Proxy {
+    type CTX = Context;
+
+    fn new_ctx(&self) -> Context {
+        Context::new(&self.open)
+    }
+
+    async fn early_request_filter(&self, session: &mut Session, context: &mut Context) -> Result<()> {
+        watchdog::disarm();
+        // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
+        session.set_pipelining_enabled(false);
+        body::set_timeouts(session, &self.routing.table().config.limits);
+        context.dialect = Dialect::of_path(session.req_header().uri.path());
+        Ok(())
+    }
+
+    async fn request_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
+        match self.admit(session, context).await {
+            Ok(Admitted::ToReplica) => Ok(false),
+            Ok(Admitted::Answered) => Ok(true),
+            Err(refusal) => {
+                self.refuse(session, context, refusal).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    async fn upstream_peer(&self, session: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
+        if context.lease.is_none() {
+            self.routing.metrics.retries.inc();
+            context.acquire().map_err(|refusal| refused(context, refusal))?;
+        }
+        let Some(lease) = &context.lease else { return Err(refused(context, Refusal::Internal)) };
+        if let Some(body) = &mut context.body {
+            body.begin_attempt();
+        }
+        let limits = &self.routing.table().config.limits;
+        let mut peer = HttpPeer::new(lease.replica().address, false, String::new());
+        peer.options.connection_timeout = Some(limits.connect_timeout);
+        peer.options.total_connection_timeout = Some(limits.connect_timeout);
+        peer.options.write_timeout = Some(limits.write_timeout);
+        peer.options.idle_timeout = Some(UPSTREAM_IDLE);
+        peer.options.tcp_keepalive = Some(TCP_KEEPALIVE);
+        debug_assert!(!has_answered(session));
+        Ok(Box::new(peer))
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        _session: &mut Session,
+        upstream: &mut RequestHeader,
+        context: &mut Context,
+    ) -> Result<()> {
+        // kvpin has read or will read the body, so the client was already told to go on.
+        upstream.remove_header(&http::header::EXPECT);
+        upstream.remove_header(REPLICA_HEADER);
+        upstream.remove_header(RANK_HEADER);
+        if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
+            upstream.insert_header(RANK_HEADER, rank.to_string())?;
+        }
+        Ok(())
+    }
+
+    async fn request_body_filter(
+        &self,
+        _session: &mut Session,
+        body: &mut Option<Bytes>,
+        end_of_stream: bool,
+        context: &mut Context,
+    ) -> Result<()> {
+        if let Some(kept) = &mut context.body {
+            kept.forward(body, end_of_stream);
+        }
+        Ok(())
+    }
+
+    async fn response_filter(
+        &self,
+        _session: &mut Session,
+        response: &mut ResponseHeader,
+        context: &mut Context,
+    ) -> Result<()> {
+        context.status = Some(response.status);
+        if let Some(lease) = &context.lease {
+            response.insert_header(REPLICA_HEADER, lease.replica().name.as_str())?;
+            response.insert_header(DECISION_HEADER, lease.decision().as_str())?;
+        }
+        // vLLM refuses on overload without saying when to come back, and some clients give up without it.
+        if response.status == http::StatusCode::SERVICE_UNAVAILABLE && !response.headers.contains_key("retry-after") {
+            response.insert_header("retry-after", "1")?;
+        }
+        Ok(())
+    }
+
+    fn response_body_filter(
+        &self,
+        _session: &mut Session,
+        body: &mut Option<Bytes>,
+        end_of_stream: bool,
+        context: &mut Context,
+    ) -> Result<Option<Duration>> {
+        let begins = end_of_stream || body.as_ref().is_some_and(|chunk| !chunk.is_empty());
+        if begins && let Some(elapsed) = context.first_byte() {
+            self.observe_first_byte(context, elapsed);
+        }
+        Ok(None)
+    }
+
+    fn fail_to_connect(
+        &self,
+        session: &mut Session,
+        _peer: &HttpPeer,
+        context: &mut Context,
+        mut error: Box<Error>,
+    ) -> Box<Error> {
+        report_unreachable(context, &error);
+        let retry = self.try_elsewhere(session, context);
+        error.set_retry(retry);
+        error
+    }
+
+    fn error_while_proxy(
+        &self,
+        _peer: &HttpPeer,
+        session: &mut Session,
+        mut error: Box<Error>,
+        context: &mut Context,
+        client_reused: bool,
+    ) -> Box<Error> {
+        let retry = match error.esource() {
+            ErrorSource::Upstream if !has_answered(session) => {
+                let stale = client_reused && !context.reconnected && can_replay(session, context);
+                context.reconnected |= stale;
+                stale || self.try_elsewhere(session, context)
+            }
+            ErrorSource::Upstream | ErrorSource::Downstream | ErrorSource::Internal | ErrorSource::Unset => false,
+        };
+        error.set_retry(retry);
+        error
+    }
+
+    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
+        let nobody_listens = *error.esource() == ErrorSource::Downstream && session.is_body_done();
+        if nobody_listens || has_answered(session) {
+            return FailToProxy { error_code: 0, can_reuse_downstream: false };
+        }
+        let refusal = context.refusal.take().unwrap_or_else(|| refusal_of(error, context));
+        let failed = FailToProxy {
+            error_code: refusal.answer(context.dialect).status,
+            can_reuse_downstream: refusal.keeps_connection(),
+        };
+        if let Err(error) = self.refuse(session, context, refusal).await {
+            debug!("the client was gone before it could be told: {}", error.etype().as_str());
+        }
+        failed
+    }
+
+    fn suppress_error_log(&self, _session: &Session, _context: &Context, _error: &Error) -> bool {
+        // Pingora's line has the client's path and query in it. `logging` says what happened without them.
+        true
+    }
+
+    fn suppress_proxy_warn_log(
+        &self,
+        _session: &Session,
+        _context: &Context,
+        _error: &Error,
+        _of: ProxyWarnLogContext,
+    ) -> bool {
+        true
+    }
+
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Context) {
+        let outcome = outcome_of(error, context);
+        if let Some(lease) = &mut context.lease {
+            lease.note(outcome);
+        }
+        if let Some(error) = error {
+            log_failure(error, outcome, context);
+        }
+        access_log::write(session, context);
+        context.lease = None;
+        watchdog::arm();
+    }
+}
+
+/// What became of a request in `request_filter`.
+enum Admitted {
+    /// It has a lease.
+    ToReplica,
+    /// kvpin has answered it.
+    Answered,
+}
+
+impl Proxy {
+    /// Takes a request in: finds out what it is for, and takes a slot for it.
+    async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
+        let table = self.routing.table();
+        check_head(session, table.config.limits.head_bytes_max)?;
+        let route = match find_endpoint(session)? {
+            Endpoint::Engine(route) => route,
+            Endpoint::Local(local) => {
+                local::serve(session, &table, local).await.map_err(|_| Refusal::BodyCutShort)?;
+                return Ok(Admitted::Answered);
+            }
+        };
+        let (request, body) = self.read_request(session, &table, route).await?;
+        context.request = Some(request);
+        context.body = Some(body);
+        context.acquire()?;
+        Ok(Admitted::ToReplica)
+    }
+
+    /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
+    async fn read_request(
+        &self,
+        session: &mut Session,
+        table: &Table,
+        route: Route,
+    ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
+        let named = headers_name_session(&session.req_header().headers);
+        let wanted = if named.is_some() { Wanted::Model } else { Wanted::ModelAndSession };
+        let mut search = BodySearch::new(&session.req_header().headers, wanted);
+        let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
+        reader.until_answered().await?;
+        reader.for_replay().await?;
+        let body = reader.finish()?;
+        let headers = &session.req_header().headers;
+        let model = choose_model(table, search.fields())?;
+        let conversation = conversation::identify(headers, search.fields()).conversation;
+        let request = engine_request(&self.routing, headers, Asked { route, model, conversation })?;
+        Ok((request, body))
+    }
+
+    /// Answers a request with an error of kvpin's own.
+    async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) -> Result<()> {
+        self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
+        if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
+            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
+            // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
+            session.set_close_on_response_before_downstream_finish(false);
+            session.set_pipelining_enabled(true);
+        } else {
+            session.set_keepalive(None);
+        }
+        let answer = refusal.answer(context.dialect);
+        context.refusal = Some(refusal);
+        local::write(session, answer).await
+    }
+
+    /// Leaves the replica that failed, if the turn can begin anew on another one.
+    fn try_elsewhere(&self, session: &mut Session, context: &mut Context) -> bool {
+        if context.tried.len() + 1 >= TRIES_MAX || !can_replay(session, context) {
+            return false;
+        }
+        context.move_on();
+        true
+    }
+
+    fn observe_first_byte(&self, context: &Context, elapsed: Duration) {
+        if let (Some(request), Some(lease)) = (&context.request, &context.lease) {
+            let labels = [request.model.name.as_str(), lease.decision().as_str()];
+            self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(elapsed.as_secs_f64());
+        }
+    }
+}
+
+fn check_head(session: &Session, bytes_max: usize) -> std::result::Result<(), Refusal> {
+    let head = session.req_header();
+    let lines: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if lines + head.raw_path().len() > bytes_max { Err(Refusal::HeadTooLarge { bytes_max }) } else { Ok(()) }
+}
+
+fn find_endpoint(session: &Session) -> std::result::Result<Endpoint, Refusal> {
+    let head = session.req_header();
+    Endpoint::find(&head.method, head.uri.path()).map_err(|reason| match reason {
+        NotServed::Path => Refusal::UnknownPath,
+        NotServed::Method { allowed } => Refusal::WrongMethod { allowed },
+    })
+}
+
+/// Whether a response has begun. A `100 Continue` is none.
+fn has_answered(session: &Session) -> bool {
+    session.response_written().is_some_and(|head| !head.status.is_informational())
+}
+
+fn can_replay(session: &mut Session, context: &Context) -> bool {
+    context.body.as_ref().is_some_and(|body: &RequestBody| body.can_replay(session))
+}
+
+/// Keeps the reason for `fail_to_proxy`, and makes the error that ends Pingora's tries.
+fn refused(context: &mut Context, refusal: Refusal) -> Box<Error> {
+    let status = refusal.answer(context.dialect).status;
+    context.refusal = Some(refusal);
+    Error::explain(ErrorType::HTTPStatus(status), "no replica can take the turn")
+}
+
+/// A replica that can't be connected to is down for everyone, until a probe reaches it.
+fn report_unreachable(context: &Context, error: &Error) {
+    let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
+    let reason = match error.etype() {
+        ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
+        _ => DownReason::ConnectRefused,
+    };
+    let health = Health::Down(reason);
+    if request.model.dispatcher.with(|balancer, now| balancer.set_health(lease.id(), health, now)) {
+        let replica = &lease.replica().name;
+        warn!("model={} replica={replica} is down: {}", request.model.name, reason.as_str());
+    }
+}
+
+/// Why a request failed in Pingora's hands.
+fn refusal_of(error: &Error, context: &Context) -> Refusal {
+    match error.esource() {
+        ErrorSource::Upstream => Refusal::ReplicaFailed {
+            replica: context.lease.as_ref().map_or_else(String::new, |lease| lease.replica().name.clone()),
+        },
+        ErrorSource::Downstream if *error.etype() == ErrorType::ReadTimedout => Refusal::BodyTimedOut,
+        ErrorSource::Downstream => Refusal::BodyCutShort,
+        ErrorSource::Internal | ErrorSource::Unset => Refusal::Internal,
+    }
+}
+
+fn outcome_of(error: Option<&Error>, context: &Context) -> Outcome {
+    match error {
+        None if context.is_good() => Outcome::Completed,
+        None => Outcome::Rejected,
+        Some(error) if *error.esource() == ErrorSource::Downstream => Outcome::Abandoned,
+        Some(_) => Outcome::Failed,
+    }
+}
+
+fn log_failure(error: &Error, outcome: Outcome, context: &Context) {
+    if outcome != Outcome::Failed {
+        return;
+    }
+    let model = context.request.as_ref().map_or("-", |request| &request.model.name);
+    let replica = context.lease.as_ref().map_or("-", |lease| &lease.replica().name);
+    error!("model={model} replica={replica} lost a turn: {:?} {:?}", error.esource(), error.etype());
+}

@@ -1,0 +1,262 @@
+//! What kvpin answers when it does not pass a request on: every reason, and one place that turns it into HTTP in the
+//! caller's dialect.
+
+use std::sync::Arc;
+
+use crate::balancer;
+
+use super::endpoint::Dialect;
+
+/// Why a request is not, or no longer, passed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    UnknownPath,
+    WrongMethod {
+        allowed: &'static str,
+    },
+    HeadTooLarge {
+        bytes_max: usize,
+    },
+    BodyTooLarge {
+        bytes_max: usize,
+    },
+    BodyTimedOut,
+    /// The client stopped sending before the body was complete.
+    BodyCutShort,
+    /// A chunked body ended inside its JSON.
+    BodyIncomplete,
+    /// No model was named, and several are served.
+    NoModel {
+        served: Vec<String>,
+    },
+    UnknownModel {
+        named: String,
+        served: Vec<String>,
+    },
+    /// The body names a model twice, so kvpin and the engine could read different ones.
+    TwoModels,
+    /// The client named a replica that does not exist.
+    UnknownReplica {
+        named: String,
+        known: Vec<String>,
+    },
+    /// The request memory of all turns together is used up.
+    OutOfMemory,
+    /// The balancer has no replica for the turn.
+    NoReplica(balancer::Refusal),
+    /// A replica was reached but broke off before it answered, and the turn can't go elsewhere.
+    ReplicaFailed {
+        replica: String,
+    },
+    /// kvpin itself went wrong.
+    Internal,
+}
+
+/// An answer of kvpin's own, ready to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    /// Seconds, for `Retry-After`.
+    pub retry_after_s: Option<u32>,
+    /// The methods for `Allow`.
+    pub allow: Option<&'static str>,
+    pub body: String,
+}
+
+/// The type of an error in each dialect.
+struct Kind {
+    status: u16,
+    openai: &'static str,
+    anthropic: &'static str,
+}
+
+/// A replica that is down is probed every second, so the next look is never far.
+const RETRY_AFTER_S: u32 = 1;
+
+/// The most names that an error lists.
+const NAMES_MAX: usize = 20;
+
+impl Refusal {
+    /// The word used in logs and metric labels.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Refusal::UnknownPath => "unknown_path",
+            Refusal::WrongMethod { .. } => "wrong_method",
+            Refusal::HeadTooLarge { .. } => "head_too_large",
+            Refusal::BodyTooLarge { .. } => "body_too_large",
+            Refusal::BodyTimedOut => "body_timed_out",
+            Refusal::BodyCutShort => "body_cut_short",
+            Refusal::BodyIncomplete => "body_incomplete",
+            Refusal::NoModel { .. } => "no_model",
+            Refusal::UnknownModel { .. } => "unknown_model",
+            Refusal::TwoModels => "two_models",
+            Refusal::UnknownReplica { .. } => "unknown_replica",
+            Refusal::OutOfMemory => "out_of_memory",
+            Refusal::NoReplica(reason) => reason.as_str(),
+            Refusal::ReplicaFailed { .. } => "replica_failed",
+            Refusal::Internal => "internal",
+        }
+    }
+
+    /// The answer in a dialect.
+    pub fn answer(&self, dialect: Dialect) -> Answer {
+        let kind = self.kind();
+        let message = self.message();
+        let body = match dialect {
+            Dialect::Anthropic => serde_json::json!({
+                "type": "error",
+                "error": { "type": kind.anthropic, "message": message },
+            }),
+            Dialect::OpenAi => serde_json::json!({
+                "error": { "message": message, "type": kind.openai, "param": self.param(), "code": self.as_str() },
+            }),
+        };
+        Answer {
+            status: kind.status,
+            retry_after_s: (kind.status == 503).then_some(RETRY_AFTER_S),
+            allow: match self {
+                Refusal::WrongMethod { allowed } => Some(allowed),
+                _ => None,
+            },
+            body: body.to_string(),
+        }
+    }
+
+    /// Whether what is left of the request body is worth reading to keep the connection.
+    pub fn keeps_connection(&self) -> bool {
+        match self {
+            Refusal::HeadTooLarge { .. }
+            | Refusal::BodyTooLarge { .. }
+            | Refusal::BodyTimedOut
+            | Refusal::BodyCutShort
+            | Refusal::OutOfMemory
+            | Refusal::ReplicaFailed { .. }
+            | Refusal::Internal => false,
+            Refusal::UnknownPath
+            | Refusal::WrongMethod { .. }
+            | Refusal::BodyIncomplete
+            | Refusal::NoModel { .. }
+            | Refusal::UnknownModel { .. }
+            | Refusal::TwoModels
+            | Refusal::UnknownReplica { .. }
+            | Refusal::NoReplica(_) => true,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        let kind = |status, openai, anthropic| Kind { status, openai, anthropic };
+        let bad_request = |status| kind(status, "invalid_request_error", "invalid_request_error");
+        match self {
+            Refusal::UnknownPath | Refusal::UnknownModel { .. } => kind(404, "not_found_error", "not_found_error"),
+            Refusal::WrongMethod { .. } => bad_request(405),
+            Refusal::HeadTooLarge { .. } => bad_request(431),
+            Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
+            Refusal::BodyTimedOut => bad_request(408),
+            Refusal::BodyCutShort
+            | Refusal::BodyIncomplete
+            | Refusal::NoModel { .. }
+            | Refusal::TwoModels
+            | Refusal::UnknownReplica { .. } => bad_request(400),
+            Refusal::OutOfMemory | Refusal::NoReplica(_) => kind(503, "server_error", "overloaded_error"),
+            Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
+            Refusal::Internal => kind(500, "server_error", "api_error"),
+        }
+    }
+
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Refusal::NoModel { .. } | Refusal::UnknownModel { .. } | Refusal::TwoModels => Some("model"),
+            _ => None,
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Refusal::UnknownPath => "This path is not served here.".into(),
+            Refusal::WrongMethod { allowed } => format!("This path takes {allowed} only."),
+            Refusal::HeadTooLarge { bytes_max } => {
+                format!("The request head is over the limit of {bytes_max} bytes.")
+            }
+            Refusal::BodyTooLarge { bytes_max } => {
+                format!("The request body is over the limit of {bytes_max} bytes.")
+            }
+            Refusal::BodyTimedOut => "The request body stopped arriving.".into(),
+            Refusal::BodyCutShort => "The request body ended before its announced length.".into(),
+            Refusal::BodyIncomplete => "The request body ended before its JSON did.".into(),
+            Refusal::NoModel { served } => format!(
+                "No `model` was found in the request body, and several models are served here: {}.",
+                names(served)
+            ),
+            Refusal::UnknownModel { named, served } => {
+                format!("The model `{named}` is not served here. Served: {}.", names(served))
+            }
+            Refusal::TwoModels => "The request body names `model` more than once.".into(),
+            Refusal::UnknownReplica { named, known } => {
+                format!("There is no replica `{named}` of this model. Replicas: {}.", names(known))
+            }
+            Refusal::OutOfMemory => "Too many request bodies are being held at once; try again.".into(),
+            Refusal::NoReplica(balancer::Refusal::NoReplicaUp) => "No replica of this model is up; try again.".into(),
+            Refusal::NoReplica(balancer::Refusal::EveryReplicaFailed) => {
+                "Every replica of this model failed this request; try again.".into()
+            }
+            Refusal::NoReplica(balancer::Refusal::ClientPinDown) => {
+                "The replica that the request names is down; try again, or name no replica.".into()
+            }
+            Refusal::ReplicaFailed { replica } => {
+                format!("The replica {replica} broke off before it answered.")
+            }
+            Refusal::Internal => "kvpin failed to handle this request.".into(),
+        }
+    }
+}
+
+fn names(names: &[String]) -> String {
+    let mut text = names.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES_MAX {
+        text.push_str(&format!(" and {} more", names.len() - NAMES_MAX));
+    }
+    text
+}
+
+impl From<balancer::Refusal> for Refusal {
+    fn from(reason: balancer::Refusal) -> Self {
+        Refusal::NoReplica(reason)
+    }
+}
+
+/// The names that clients may use, for an error that lists them.
+pub fn served_names(models: &[Arc<crate::dispatch::Model>]) -> Vec<String> {
+    models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overload_is_503_with_a_retry_in_both_dialects() {
+        let refusal = Refusal::NoReplica(balancer::Refusal::NoReplicaUp);
+        let anthropic = refusal.answer(Dialect::Anthropic);
+        assert_eq!((anthropic.status, anthropic.retry_after_s), (503, Some(1)));
+        assert!(anthropic.body.contains(r#""type":"overloaded_error""#), "{}", anthropic.body);
+        let openai = refusal.answer(Dialect::OpenAi);
+        assert_eq!(openai.status, 503);
+        assert!(openai.body.contains(r#""code":"no_replica_up""#), "{}", openai.body);
+    }
+
+    #[test]
+    fn an_unknown_model_is_told_what_is_served() {
+        let refusal = Refusal::UnknownModel { named: "gpt\"".into(), served: vec!["qwen".into(), "glm".into()] };
+        let answer = refusal.answer(Dialect::OpenAi);
+        let body: serde_json::Value = serde_json::from_str(&answer.body).expect("the body is JSON");
+        assert_eq!(answer.status, 404);
+        let message = body["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("gpt\"") && message.contains("qwen, glm"), "{message}");
+    }
+
+    #[test]
+    fn a_long_list_of_names_is_cut() {
+        let many: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
+        assert!(names(&many).ends_with("m19 and 30 more"));
+    }
+}

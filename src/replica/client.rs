@@ -1,0 +1,116 @@
+//! One bounded GET to an engine's server, over the same connector that the proxy's requests take.
+
+use std::time::Duration;
+
+use log::debug;
+use pingora::connectors::http::Connector;
+use pingora::http::RequestHeader;
+use pingora::protocols::http::client::HttpSession;
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, ErrorType};
+use thiserror::Error as ThisError;
+
+use super::server::Server;
+
+/// The most bytes of an answer. A scrape of vLLM has 64 KiB for one engine and some 12 KiB for each further rank.
+pub const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// Asks servers for a page each. Connections are kept and used again.
+pub struct Client {
+    connector: Connector,
+}
+
+/// How long an answer is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    pub connect: Duration,
+    /// From the first try to connect to the last byte.
+    pub total: Duration,
+}
+
+/// Why there is no answer, or none to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ThisError)]
+pub enum Failure {
+    #[error("nothing listens there")]
+    Refused,
+    #[error("no answer in time")]
+    TimedOut,
+    #[error("the answer has status {0}")]
+    Status(u16),
+    #[error("the answer has over {ANSWER_BYTES_MAX} bytes")]
+    TooLarge,
+    #[error("the connection or the answer broke")]
+    Broken,
+}
+
+/// Why one exchange has failed, and whether a fresh connection may fare better.
+struct Lost {
+    failure: Failure,
+    reused: bool,
+}
+
+impl Client {
+    pub fn new() -> Self {
+        Client { connector: Connector::new(None) }
+    }
+
+    /// The body of the server's answer to `GET path`, if its status is 200.
+    pub async fn get(&self, server: &Server, path: &str, patience: Patience) -> Result<Vec<u8>, Failure> {
+        let mut peer = HttpPeer::new(server.address, false, String::new());
+        peer.options.connection_timeout = Some(patience.connect);
+        peer.options.total_connection_timeout = Some(patience.connect);
+        let exchange = async {
+            match self.exchange(&peer, server, path).await {
+                // The server may have closed a pooled connection just as it was taken.
+                Err(Lost { failure: Failure::Broken, reused: true }) => self.exchange(&peer, server, path).await,
+                answer => answer,
+            }
+        };
+        let answer = tokio::time::timeout(patience.total, exchange).await;
+        answer.map_err(|_| Failure::TimedOut)?.map_err(|lost| lost.failure)
+    }
+
+    async fn exchange(&self, peer: &HttpPeer, server: &Server, path: &str) -> Result<Vec<u8>, Lost> {
+        let connected = self.connector.get_http_session(peer).await;
+        let (mut session, reused) = connected.map_err(|error| Lost { failure: failure(&error), reused: false })?;
+        let answer = ask(&mut session, server, path).await.map_err(|failure| Lost { failure, reused })?;
+        let status = session.response_header().map_or(0, |head| head.status.as_u16());
+        self.connector.release_http_session(session, peer, Some(IDLE_MAX)).await;
+        if status == 200 { Ok(answer) } else { Err(Lost { failure: Failure::Status(status), reused }) }
+    }
+}
+
+/// Sends the request and reads the answer whole, whatever its status.
+async fn ask(session: &mut HttpSession, server: &Server, path: &str) -> Result<Vec<u8>, Failure> {
+    let request = request(server, path).map_err(|error| failure(&error))?;
+    session.write_request_header(Box::new(request)).await.map_err(|error| failure(&error))?;
+    session.finish_request_body().await.map_err(|error| failure(&error))?;
+    session.read_response_header().await.map_err(|error| failure(&error))?;
+    let mut answer = Vec::new();
+    while let Some(chunk) = session.read_response_body().await.map_err(|error| failure(&error))? {
+        if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
+            return Err(Failure::TooLarge);
+        }
+        answer.extend_from_slice(&chunk);
+    }
+    Ok(answer)
+}
+
+fn request(server: &Server, path: &str) -> pingora::Result<RequestHeader> {
+    let mut request = RequestHeader::build("GET", path.as_bytes(), Some(2))?;
+    request.insert_header("host", &server.authority)?;
+    request.insert_header("user-agent", concat!("kvpin/", env!("CARGO_PKG_VERSION")))?;
+    Ok(request)
+}
+
+fn failure(error: &Error) -> Failure {
+    debug!("a request to a replica has failed: {error}");
+    match error.etype() {
+        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => Failure::Refused,
+        ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout => Failure::TimedOut,
+        _ => Failure::Broken,
+    }
+}

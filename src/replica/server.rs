@@ -1,0 +1,49 @@
+//! Servers as the routing table implies them: one address, and the replicas that are reached there.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::balancer::{Balancer, ReplicaId, ReplicaSpec};
+use crate::dispatch::{Model, Table};
+
+/// One server. The ranks of a data-parallel server are several replicas behind one address.
+pub struct Server {
+    pub address: SocketAddr,
+    /// `host:port` as configured, for the `Host` header.
+    pub authority: String,
+    pub replicas: Vec<Replica>,
+}
+
+/// A replica of a server, and whose it is.
+pub struct Replica {
+    pub model: Arc<Model>,
+    pub id: ReplicaId,
+    pub spec: Arc<ReplicaSpec>,
+}
+
+/// The servers of every configured replica.
+pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
+    let mut servers = BTreeMap::new();
+    for model in &table.models {
+        let specs: Vec<_> =
+            model.dispatcher.with(|balancer, _| balancer.specs().map(|(id, spec)| (id, Arc::clone(spec))).collect());
+        for (id, spec) in specs {
+            let server = servers.entry(spec.address).or_insert_with(|| Server {
+                address: spec.address,
+                authority: spec.authority.clone(),
+                replicas: Vec::new(),
+            });
+            server.replicas.push(Replica { model: Arc::clone(model), id, spec });
+        }
+    }
+    servers
+}
+
+impl Replica {
+    /// Runs `f` on the replica's balancer. `None` if a reload has meanwhile given the replica's id to another engine.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> Option<R> {
+        self.model.dispatcher.with(|balancer, now| balancer.is_engine_of(self.id, &self.spec).then(|| f(balancer, now)))
+    }
+}
