@@ -23,7 +23,9 @@ mod refusal;
 mod search;
 pub mod watchdog;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,21 +34,22 @@ use log::{debug, error, warn};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::TcpKeepalive;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use pingora::upstreams::peer::HttpPeer;
+use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
 use pingora::{Error, ErrorSource, ErrorType, Result};
 
-use crate::balancer::{DownReason, Health, Outcome};
+use crate::balancer::{DownReason, Outcome};
+use crate::config::Limits;
 use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
-pub use memory::Budget;
 
 use body::{Reader, RequestBody};
 use context::EngineRequest;
 use endpoint::{Dialect, Endpoint, NotServed, Route};
 use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
+use memory::Budget;
 use refusal::Refusal;
 use search::BodySearch;
 
@@ -71,7 +74,9 @@ pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
-    pub memory: Arc<Budget>,
+    memory: Arc<Budget>,
+    /// Numbers the pools that are used once.
+    fresh_pools: AtomicU64,
 }
 
 #[async_trait]
@@ -111,13 +116,11 @@ impl ProxyHttp for Proxy {
         if let Some(body) = &mut context.body {
             body.begin_attempt();
         }
-        let limits = &self.routing.table().config.limits;
-        let mut peer = HttpPeer::new(lease.replica().address, false, String::new());
-        peer.options.connection_timeout = Some(limits.connect_timeout);
-        peer.options.total_connection_timeout = Some(limits.connect_timeout);
-        peer.options.write_timeout = Some(limits.write_timeout);
-        peer.options.idle_timeout = Some(UPSTREAM_IDLE);
-        peer.options.tcp_keepalive = Some(TCP_KEEPALIVE);
+        let mut peer = peer(lease.replica().address, &self.routing.table().config.limits);
+        if context.reconnected {
+            // A pool of its own, so that the second chance isn't given to another connection that is stale too.
+            peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
+        }
         debug_assert!(!has_answered(session));
         Ok(Box::new(peer))
     }
@@ -270,6 +273,11 @@ enum Admitted {
 }
 
 impl Proxy {
+    pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
+        // Pool 0 is the common one.
+        Proxy { routing, open, memory: Arc::default(), fresh_pools: AtomicU64::new(1) }
+    }
+
     /// Takes a request in: finds out what it is for, and takes a slot for it.
     async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
@@ -372,17 +380,31 @@ fn refused(context: &mut Context, refusal: Refusal) -> Box<Error> {
     Error::explain(ErrorType::HTTPStatus(status), "no replica can take the turn")
 }
 
-/// A replica that can't be connected to is down for everyone, until a probe reaches it.
+/// How a replica is connected to. A response may take as long as it takes, so reading has no limit.
+fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
+    let mut peer = HttpPeer::new(address, false, String::new());
+    let options = &mut peer.options;
+    options.connection_timeout = Some(limits.connect_timeout);
+    options.total_connection_timeout = Some(limits.connect_timeout);
+    options.write_timeout = Some(limits.write_timeout);
+    options.idle_timeout = Some(UPSTREAM_IDLE);
+    options.tcp_keepalive = Some(TCP_KEEPALIVE);
+    options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
+    peer
+}
+
+/// A server that can't be connected to is down for everyone, until a probe reaches it. What failed on this machine, such as
+/// the lack of a file descriptor, says nothing about it.
 fn report_unreachable(context: &Context, error: &Error) {
     let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
     let reason = match error.etype() {
         ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
-        _ => DownReason::ConnectRefused,
+        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => DownReason::ConnectRefused,
+        _ => return,
     };
-    let health = Health::Down(reason);
-    if request.model.dispatcher.with(|balancer, now| balancer.set_health(lease.id(), health, now)) {
-        let replica = &lease.replica().name;
-        warn!("model={} replica={replica} is down: {}", request.model.name, reason.as_str());
+    let address = lease.replica().address;
+    if request.model.dispatcher.with(|balancer, now| balancer.server_down(address, reason, now)) {
+        warn!("model={} server={address} is down: {}", request.model.name, reason.as_str());
     }
 }
 
