@@ -57,6 +57,8 @@
 //! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
 //! request's load and a slot to reserve. Any rewriting of requests, and any translation between dialects.
 
+#![forbid(unsafe_code)]
+
 pub mod admin;
 pub mod balancer;
 pub mod cli;

@@ -104,8 +104,14 @@ impl Affinity {
 
     /// The pin of a conversation, marked as used now. A pin past its idle age is forgotten instead.
     pub fn touch(&mut self, key: ConversationKey, now: Duration) -> Option<&mut Pin> {
+        // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
+        if self.active.get(&key).is_some_and(|pin| !self.is_forgotten(pin, now)) {
+            let pin = self.active.to_back(&key)?;
+            pin.last_used = now;
+            return Some(pin);
+        }
         let pin = self.take(key)?;
-        if pin.in_flight == 0 && now.saturating_sub(pin.last_used) > self.bounds.idle_max {
+        if self.is_forgotten(&pin, now) {
             return None;
         }
         Some(self.put(key, Pin { last_used: now, ..pin }))
@@ -157,6 +163,10 @@ impl Affinity {
             }
             self.take(key);
         }
+    }
+
+    fn is_forgotten(&self, pin: &Pin, now: Duration) -> bool {
+        pin.in_flight == 0 && now.saturating_sub(pin.last_used) > self.bounds.idle_max
     }
 
     fn forget_oldest(&mut self) {
