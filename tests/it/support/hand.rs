@@ -116,6 +116,12 @@ impl HandTurn {
         length.unwrap_or(0)
     }
 
+    /// Waits until another request has begun on the same connection.
+    pub async fn started_another(&mut self) {
+        let mut first = [0; 1];
+        within("another request", self.stream.read_exact(&mut first)).await.expect("reads");
+    }
+
     /// Waits until the other side has closed the connection.
     pub async fn closed(&mut self) {
         let mut rest = [0; 1];
