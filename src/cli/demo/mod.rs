@@ -174,7 +174,7 @@ fn verdict(args: &DemoArgs) -> String {
     )
 }
 
-/// The terminal's width as the shell says it, else a common one.
+/// The terminal's width; a common one where it can't be told.
 fn columns() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(120)
+    terminal_size::terminal_size().map_or(120, |(width, _)| usize::from(width.0))
 }
