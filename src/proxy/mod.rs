@@ -15,60 +15,49 @@
 mod access_log;
 mod body;
 mod context;
+mod ending;
 mod endpoint;
 mod identify;
 mod local;
 mod memory;
 mod refusal;
 mod search;
+mod upstream;
 pub mod watchdog;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use log::{debug, error, warn};
+use log::debug;
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::protocols::TcpKeepalive;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
+use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 
-use crate::balancer::{DownReason, Outcome};
-use crate::config::Limits;
 use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
+pub use upstream::TCP_KEEPALIVE;
 
 use body::{Reader, RequestBody};
 use context::EngineRequest;
+use ending::{log_failure, outcome_of, refusal_of};
 use endpoint::{Dialect, Endpoint, NotServed, Route};
 use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
 use memory::Budget;
 use refusal::Refusal;
 use search::BodySearch;
+use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
 
-/// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
-/// the close would fail.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-
 /// The most replicas that one turn is tried on. With each connection attempt bounded, a client waits for seconds at most.
 const TRIES_MAX: usize = 8;
-
-/// What finds out that a peer has vanished without a word: about half a minute.
-pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
-    idle: Duration::from_secs(15),
-    interval: Duration::from_secs(5),
-    count: 3,
-    user_timeout: Duration::from_secs(30),
-};
 
 /// The proxy, as Pingora drives it.
 pub struct Proxy {
@@ -143,11 +132,16 @@ impl ProxyHttp for Proxy {
 
     async fn request_body_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         context: &mut Context,
     ) -> Result<()> {
+        let bytes_max = self.routing.table().config.limits.body_bytes_max;
+        if session.body_bytes_read() > bytes_max {
+            // Chunked, so its length wasn't known. The replica sees its request break off.
+            return Err(refused(context, Refusal::BodyTooLarge { bytes_max }));
+        }
         if let Some(kept) = &mut context.body {
             kept.forward(body, end_of_stream);
         }
@@ -378,62 +372,4 @@ fn refused(context: &mut Context, refusal: Refusal) -> Box<Error> {
     let status = refusal.answer(context.dialect).status;
     context.refusal = Some(refusal);
     Error::explain(ErrorType::HTTPStatus(status), "no replica can take the turn")
-}
-
-/// How a replica is connected to. A response may take as long as it takes, so reading has no limit.
-fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
-    let mut peer = HttpPeer::new(address, false, String::new());
-    let options = &mut peer.options;
-    options.connection_timeout = Some(limits.connect_timeout);
-    options.total_connection_timeout = Some(limits.connect_timeout);
-    options.write_timeout = Some(limits.write_timeout);
-    options.idle_timeout = Some(UPSTREAM_IDLE);
-    options.tcp_keepalive = Some(TCP_KEEPALIVE);
-    options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
-    peer
-}
-
-/// A server that can't be connected to is down for everyone, until a probe reaches it. What failed on this machine, such as
-/// the lack of a file descriptor, says nothing about it.
-fn report_unreachable(context: &Context, error: &Error) {
-    let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
-    let reason = match error.etype() {
-        ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
-        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => DownReason::ConnectRefused,
-        _ => return,
-    };
-    let address = lease.replica().address;
-    if request.model.dispatcher.with(|balancer, now| balancer.server_down(address, reason, now)) {
-        warn!("model={} server={address} is down: {}", request.model.name, reason.as_str());
-    }
-}
-
-/// Why a request failed in Pingora's hands.
-fn refusal_of(error: &Error, context: &Context) -> Refusal {
-    match error.esource() {
-        ErrorSource::Upstream => Refusal::ReplicaFailed {
-            replica: context.lease.as_ref().map_or_else(String::new, |lease| lease.replica().name.clone()),
-        },
-        ErrorSource::Downstream if *error.etype() == ErrorType::ReadTimedout => Refusal::BodyTimedOut,
-        ErrorSource::Downstream => Refusal::BodyCutShort,
-        ErrorSource::Internal | ErrorSource::Unset => Refusal::Internal,
-    }
-}
-
-fn outcome_of(error: Option<&Error>, context: &Context) -> Outcome {
-    match error {
-        None if context.is_good() => Outcome::Completed,
-        None => Outcome::Rejected,
-        Some(error) if *error.esource() == ErrorSource::Downstream => Outcome::Abandoned,
-        Some(_) => Outcome::Failed,
-    }
-}
-
-fn log_failure(error: &Error, outcome: Outcome, context: &Context) {
-    if outcome != Outcome::Failed {
-        return;
-    }
-    let model = context.request.as_ref().map_or("-", |request| &request.model.name);
-    let replica = context.lease.as_ref().map_or("-", |lease| &lease.replica().name);
-    error!("model={model} replica={replica} lost a turn: {:?} {:?}", error.esource(), error.etype());
 }
