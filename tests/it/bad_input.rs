@@ -73,7 +73,7 @@ async fn two_models_in_one_body_are_refused_where_both_are_seen_in_time() {
     assert_eq!(behind.recorder.count(), 0);
     // A second one far behind the first is the engine's to judge: the first decides.
     let body = format!(r#"{{"model":"m","text":"{}","model":"n"}}"#, "x".repeat(500_000));
-    let reply = behind.kvpin.call(&Call::post(OPENAI, body.clone())).await;
+    let reply = behind.kvpin.call(&Call::post(OPENAI, body.clone()).of("named")).await;
     assert_eq!(reply.status(), 200);
     assert_eq!(behind.recorder.last().body, body);
 }

@@ -21,15 +21,20 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
 
 #[test]
 fn a_bad_file_exits_78_and_is_told_by_key_path_and_line() {
-    let (_directory, path) =
-        file("models:\n  m:\n    spill_threshold: 0\n    replicas: [http://127.0.0.1:1]\n    colour: red\n");
-    for command in ["check", "run"] {
-        let output = run(&[command, "--config", &path]);
-        assert_eq!(output.status.code(), Some(78), "{command}");
-        assert!(output.stdout.is_empty());
-        let said = String::from_utf8_lossy(&output.stderr);
-        for part in ["line 3", "models.m.spill_threshold", "line 5", "models.m.colour"] {
-            assert!(said.contains(part), "{command}: {part} in {said}");
+    let front = "models:\n  m:\n    replicas: [http://127.0.0.1:1]\n";
+    for (line, parts) in [
+        ("    spill_threshold: 0", &["line 4", "models.m.spill_threshold"][..]),
+        ("    colour: red", &["line 4", "models.m", "colour"]),
+        ("    max_num_seqs: many", &["line 4", "models.m.max_num_seqs"]),
+        ("listen: here", &["line 4", "listen"]),
+    ] {
+        let (_directory, path) = file(&format!("{front}{line}\n"));
+        for command in ["check", "run"] {
+            let output = run(&[command, "--config", &path]);
+            assert_eq!(output.status.code(), Some(78), "{command} {line}");
+            assert!(output.stdout.is_empty());
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(parts.iter().all(|part| said.contains(part)) && said.contains(&path), "{command} {line}: {said}");
         }
     }
 }
