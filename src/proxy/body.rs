@@ -267,7 +267,10 @@ fn announced_length(session: &Session) -> Option<usize> {
 pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_read_timeout(Some(limits.body_timeout));
     session.set_write_timeout(Some(limits.write_timeout));
-    session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
+    // Where it is off, the request was HTTP/1.0, had ambiguous framing, or the process is shutting down.
+    if session.get_keepalive().is_some() {
+        session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
+    }
     session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 
