@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_LENGTH;
+use log::debug;
 use pingora::ErrorType;
 use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
@@ -242,6 +243,14 @@ pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
     }
     let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
     !waits && announced_length(session).is_none_or(|length| length <= limits.body_bytes_max)
+}
+
+/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
+/// and the client could lose the answer that says why.
+pub async fn linger(session: &mut Session) {
+    if let Err(error) = session.drain_request_body().await {
+        debug!("a refused body did not end: {}", error.etype().as_str());
+    }
 }
 
 fn joined(first: &Bytes, second: &Bytes) -> Bytes {

@@ -324,7 +324,13 @@ impl Proxy {
         }
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
-        local::write(session, answer).await
+        local::write(session, answer).await?;
+        if session.get_keepalive().is_none()
+            && !matches!(context.refusal, Some(Refusal::BodyCutShort | Refusal::BodyTimedOut))
+        {
+            body::linger(session).await;
+        }
+        Ok(())
     }
 
     /// Leaves the replica that failed, if the turn can begin anew on another one.
