@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::call::Call;
-use crate::support::client::{Piece, Reply};
+use crate::support::client::{Piece, Reply, Wire};
 use crate::support::hand::{Hand, STREAM_HEAD};
 use crate::support::kvpin::{Kvpin, config, replicas};
 use crate::support::recorder::{Recorder, sha256};
@@ -203,14 +203,51 @@ async fn a_response_with_a_length_that_breaks_off_is_cut_for_the_client_too() {
 }
 
 #[tokio::test]
-async fn a_conversation_whose_only_turn_failed_is_placed_anew() {
-    let mut hands = [Hand::start(), Hand::start()];
-    let kvpin = Kvpin::serve(one_model(&[hands[0].url()])).await;
+async fn a_conversation_that_was_never_served_keeps_no_pin() {
+    let mut hand = Hand::start();
+    let kvpin = Kvpin::serve(one_model(&[hand.url()])).await;
     let mut wire = kvpin.connect().await;
     wire.send(&turn("unproven", 10).bytes()).await;
-    drop(hands[0].turn().await);
+    let served = hand.turn().await;
+    assert_eq!(kvpin.status().await["models"][0]["conversations"], 1);
+    drop(served);
     assert_eq!(wire.reply("POST").await.map(|reply| reply.status()), Some(503));
     until("the pin is given up", async || (kvpin.status().await["models"][0]["conversations"] == 0).then_some(()))
         .await;
-    assert!(!hands[1].has_turn());
+}
+
+/// The head and the first 200 KiB of a turn that has 600.
+async fn begin_to_upload(kvpin: &Kvpin) -> (Wire, Call) {
+    let body = format!(r#"{{"model":"m","text":"{}"}}"#, "x".repeat(600 * KIB));
+    let call = Call::post("/v1/messages", body).of("uploading");
+    let mut wire = kvpin.connect().await;
+    wire.send(&call.head_bytes()).await;
+    wire.send(&call.body[..200 * KIB]).await;
+    (wire, call)
+}
+
+#[tokio::test]
+async fn a_turn_whose_body_still_comes_is_moved_while_all_of_it_so_far_is_kept() {
+    let (mut hand, recorder) = (Hand::start(), Recorder::start());
+    let kvpin = Kvpin::serve(one_model(&[hand.url(), recorder.url()])).await;
+    let (mut wire, call) = begin_to_upload(&kvpin).await;
+    drop(hand.arriving().await);
+    let reply = wire.rest(&call.body[200 * KIB..]).await;
+    assert_served_by(&reply, &recorder, &call);
+}
+
+#[tokio::test]
+async fn a_turn_of_whose_body_not_all_is_kept_is_told_that_its_replica_failed() {
+    let (mut hand, recorder) = (Hand::start(), Recorder::start());
+    let kvpin = Kvpin::serve(one_model(&[hand.url(), recorder.url()])).await;
+    let (mut wire, call) = begin_to_upload(&kvpin).await;
+    let mut served = hand.arriving().await;
+    wire.send(&call.body[200 * KIB..400 * KIB]).await;
+    served.read_to(350 * KIB).await;
+    drop(served);
+    let reply = wire.reply("POST").await.expect("a response");
+    assert_eq!((reply.status(), reply.anthropic_error().0.as_str()), (502, "api_error"));
+    assert!(reply.anthropic_error().1.contains(&hand.name()), "{}", reply.text());
+    until("no turn is in flight", async || (kvpin.in_flight().await == 0).then_some(())).await;
+    assert_eq!(recorder.count(), 0, "half a body goes nowhere");
 }

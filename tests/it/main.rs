@@ -19,3 +19,4 @@ mod spill;
 mod stickiness;
 mod streaming;
 mod support;
+mod timeouts;

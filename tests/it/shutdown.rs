@@ -43,6 +43,26 @@ async fn a_stream_ends_in_peace_while_new_connections_are_refused() {
 }
 
 #[tokio::test]
+async fn a_request_whose_body_is_still_coming_is_served() {
+    let mut hand = Hand::start();
+    let mut kvpin = Kvpin::serve(json!({ "m": { "replicas": [hand.url()] } })).await;
+    let call = Call::post("/v1/messages", r#"{"text":"half of it","model":"m"}"#);
+    let mut wire = kvpin.connect().await;
+    wire.send(&call.head_bytes()).await;
+    wire.send(&call.body[..9]).await;
+    until("kvpin has the head", async || (kvpin.metric("kvpin_open_requests").await == 1.0).then_some(())).await;
+    kvpin.signal("TERM");
+    until_refused(&kvpin).await;
+    wire.send(&call.body[9..]).await;
+    let mut turn = hand.turn().await;
+    assert_eq!(turn.body, call.body);
+    turn.answer("{}").await;
+    assert_eq!(wire.reply("POST").await.map(|reply| reply.status()), Some(200));
+    assert!(wire.ends().await);
+    assert_eq!(kvpin.exit().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn a_second_signal_cuts_what_still_runs() {
     let (mut kvpin, _turn, mut wire, _hand) = streaming(60).await;
     kvpin.signal("TERM");

@@ -121,14 +121,6 @@ impl HandTurn {
         let mut first = [0; 1];
         within("another request", self.stream.read_exact(&mut first)).await.expect("reads");
     }
-
-    /// Waits until the other side has closed the connection.
-    pub async fn closed(&mut self) {
-        let mut rest = [0; 1];
-        // A reset is a close too.
-        let read = within("the connection's end", self.stream.read(&mut rest)).await.unwrap_or(0);
-        assert_eq!(read, 0, "nothing more comes on a connection that is closed");
-    }
 }
 
 async fn receive(mut stream: TcpStream, turns: UnboundedSender<HandTurn>) {

@@ -77,8 +77,8 @@ impl Kvpin {
     pub async fn until_health(&self, health: &str, which: impl Fn(&str) -> bool) {
         until(&format!("the replicas are {health}"), async || {
             let status = self.status().await;
-            let replicas = replicas(&status).filter(|replica| which(replica["name"].as_str().unwrap_or_default()));
-            replicas.map(|replica| replica["health"] == *health).all(|is| is).then_some(())
+            let mut replicas = replicas(&status).filter(|replica| which(replica["name"].as_str().unwrap_or_default()));
+            replicas.all(|replica| replica["health"] == *health).then_some(())
         })
         .await;
     }

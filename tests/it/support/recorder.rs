@@ -74,10 +74,6 @@ impl Recorder {
     }
 
     /// Requests so far, without health checks and scrapes.
-    pub fn arrivals(&self) -> Vec<Arrival> {
-        self.arrivals.lock().expect("the arrivals").clone()
-    }
-
     pub fn count(&self) -> usize {
         self.arrivals.lock().expect("the arrivals").len()
     }

@@ -2,7 +2,10 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use tokio::net::{TcpListener, TcpSocket};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 /// A port of this process. While nobody listens on it, connections to it are refused.
 pub struct ReservedPort {
@@ -29,5 +32,19 @@ impl ReservedPort {
         socket.set_reuseaddr(true).expect("sets SO_REUSEADDR");
         socket.bind(self.address).expect("the reserved port");
         socket.listen(1024).expect("listens")
+    }
+
+    /// Listens with its backlog filled, so that further connections are neither accepted nor refused.
+    pub async fn listen_without_accepting(&self) -> (TcpListener, Vec<TcpStream>) {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_reuseaddr(true).expect("sets SO_REUSEADDR");
+        socket.bind(self.address).expect("the reserved port");
+        let listener = socket.listen(1).expect("listens");
+        let mut waiting = Vec::new();
+        // The first that isn't answered shows that the backlog is full.
+        while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(self.address)).await {
+            waiting.push(stream.expect("connects"));
+        }
+        (listener, waiting)
     }
 }
