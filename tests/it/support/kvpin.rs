@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -24,8 +25,10 @@ pub struct Kvpin {
 }
 
 /// What the process has written to stderr.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: JoinHandle<()>,
+}
 
 /// A configuration for `models`: ports from the kernel, and looks at the replicas that are frequent enough for a test.
 pub fn config(models: Value) -> Value {
@@ -149,10 +152,14 @@ impl Kvpin {
         assert!(sent.expect("sh runs").success(), "{signal} was sent");
     }
 
-    /// Waits for the process's end.
+    /// Waits for the process's end, and for all of its log.
     pub async fn exit(&mut self) -> ExitStatus {
-        let child = &mut self.child;
-        until("kvpin ends", async || child.try_wait().expect("its status can be asked for")).await
+        let (child, log) = (&mut self.child, &self.log);
+        until("kvpin ends", async || {
+            let status = child.try_wait().expect("its status can be asked for")?;
+            log.is_complete().then_some(status)
+        })
+        .await
     }
 
     /// All it has logged so far.
@@ -180,23 +187,27 @@ impl Drop for Kvpin {
 impl Log {
     /// Reads on a thread of its own until the process ends.
     fn of(stderr: ChildStderr) -> Log {
-        let log = Log::default();
-        let lines = log.clone();
-        std::thread::spawn(move || {
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = Arc::clone(&lines);
+        let reader = std::thread::spawn(move || {
             for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                lines.0.lock().expect("the log").push(String::from_utf8_lossy(&line).into_owned());
+                seen.lock().expect("the log").push(String::from_utf8_lossy(&line).into_owned());
             }
         });
-        log
+        Log { lines, reader }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.reader.is_finished()
     }
 
     fn text(&self) -> String {
-        self.0.lock().expect("the log").join("\n")
+        self.lines.lock().expect("the log").join("\n")
     }
 
     async fn until_line(&self, part: &str) -> String {
         until(&format!("a line with {part:?} is logged"), async || {
-            self.0.lock().expect("the log").iter().find(|line| line.contains(part)).cloned()
+            self.lines.lock().expect("the log").iter().find(|line| line.contains(part)).cloned()
         })
         .await
     }
