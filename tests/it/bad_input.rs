@@ -140,6 +140,30 @@ async fn a_body_over_the_limit_is_refused_before_or_while_it_comes() {
 }
 
 #[tokio::test]
+async fn a_chunked_body_that_goes_over_the_limit_while_it_streams_is_refused_and_reaches_no_engine_whole() {
+    let mut hand = Hand::start();
+    let mut config = config(json!({ "m": { "replicas": [hand.url()] } }));
+    config["limits"] = json!({ "body_bytes_max": "1MiB" });
+    let kvpin = Kvpin::start(&config).await;
+    for path in [ANTHROPIC, OPENAI] {
+        let body = format!(r#"{{"model":"m","text":"{}"}}"#, "x".repeat(1 << 20));
+        let call = Call::post(path, body).of("growing").chunked(4096);
+        let mut wire = kvpin.connect().await;
+        wire.send(&call.head_bytes()).await;
+        let sent = call.body_bytes();
+        let (front, back) = sent.split_at(200_000);
+        wire.send(front).await;
+        // The decision was made, and the rest streams.
+        let mut turn = hand.arriving().await;
+        let reply = wire.rest(back).await;
+        assert_eq!(reply.status(), 413);
+        error_of(path, &reply);
+        assert!(!turn.rest().await.ends_with(b"0\r\n\r\n"), "the replica can't take it for whole");
+    }
+    assert_eq!(kvpin.in_flight().await, 0);
+}
+
+#[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
     let behind = behind_two_models().await;
     for path in [ANTHROPIC, OPENAI] {

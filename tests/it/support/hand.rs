@@ -107,6 +107,13 @@ impl HandTurn {
         }
     }
 
+    /// All that comes before the other side closes the connection.
+    pub async fn rest(&mut self) -> &[u8] {
+        // A reset is an end too.
+        within("the connection's end", self.stream.read_to_end(&mut self.body)).await.ok();
+        &self.body
+    }
+
     /// The length of the body as its head tells it.
     fn length(&self) -> usize {
         let length = self.head.lines().find_map(|line| {
