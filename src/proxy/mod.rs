@@ -253,7 +253,12 @@ impl ProxyHttp for Proxy {
             log_failure(error, outcome, context);
         }
         access_log::write(session, context);
+        // Before lingering: a client that is slow to go must hold neither a slot nor memory.
         context.lease = None;
+        context.body = None;
+        if context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming) && session.get_keepalive().is_none() {
+            body::linger(session).await;
+        }
         watchdog::arm();
     }
 }
@@ -324,13 +329,7 @@ impl Proxy {
         }
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
-        local::write(session, answer).await?;
-        if session.get_keepalive().is_none()
-            && !matches!(context.refusal, Some(Refusal::BodyCutShort | Refusal::BodyTimedOut))
-        {
-            body::linger(session).await;
-        }
-        Ok(())
+        local::write(session, answer).await
     }
 
     /// Leaves the replica that failed, if the turn can begin anew on another one.

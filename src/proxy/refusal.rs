@@ -148,6 +148,11 @@ impl Refusal {
         }
     }
 
+    /// Whether the client may still be sending its body when it is answered.
+    pub fn leaves_body_coming(&self) -> bool {
+        !matches!(self, Refusal::BodyTimedOut | Refusal::BodyCutShort)
+    }
+
     fn kind(&self) -> Kind {
         let kind = |status, openai, anthropic| Kind { status, openai, anthropic };
         let bad_request = |status| kind(status, "invalid_request_error", "invalid_request_error");
