@@ -13,6 +13,9 @@ use crate::stub::{EVENTS_HEADER, TIME_DIGITS, TIME_KEY};
 /// Longer than any answer here takes by far; a proxy that hangs must not hang the bench.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The conversation of a request, where it doesn't matter.
+pub const SESSION: &str = "be1bd76a-8294-49e0-b3d2-e58bc1e620a9";
+
 /// One kept connection.
 pub struct Connection {
     stream: TcpStream,
@@ -111,13 +114,13 @@ fn times(bytes: &[u8]) -> anyhow::Result<(Vec<u64>, usize)> {
 }
 
 /// A request for one JSON object, with a body of so many bytes.
-pub fn json_request(body_bytes: usize, model_at: ModelAt) -> Vec<u8> {
-    request("", &body(body_bytes, model_at))
+pub fn json_request(body_bytes: usize, model_at: ModelAt, session: &str) -> Vec<u8> {
+    request(&format!("x-session-id: {session}\r\n"), &body(body_bytes, model_at))
 }
 
 /// A request for a stream of so many events, with a body of a kilobyte.
 pub fn events_request(count: usize) -> Vec<u8> {
-    request(&format!("{EVENTS_HEADER}: {count}\r\n"), &body(1024, ModelAt::First))
+    request(&format!("x-session-id: {SESSION}\r\n{EVENTS_HEADER}: {count}\r\n"), &body(1024, ModelAt::First))
 }
 
 fn request(headers: &str, body: &str) -> Vec<u8> {
@@ -125,7 +128,7 @@ fn request(headers: &str, body: &str) -> Vec<u8> {
     format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nuser-agent: bench/1.0\r\naccept: */*\r\n\
          content-type: application/json\r\nauthorization: Bearer unused\r\n\
-         x-session-id: be1bd76a-8294-49e0-b3d2-e58bc1e620a9\r\n{headers}content-length: {length}\r\n\r\n{body}"
+         {headers}content-length: {length}\r\n\r\n{body}"
     )
     .into_bytes()
 }

@@ -8,7 +8,7 @@ use anyhow::ensure;
 
 use crate::Effort;
 use crate::child::{AccessLog, Child};
-use crate::client::{Connection, ModelAt, events_request, json_request};
+use crate::client::{Connection, ModelAt, SESSION, events_request, json_request};
 use crate::figures::Samples;
 use crate::stub::Stub;
 
@@ -86,7 +86,7 @@ impl Proxy {
         };
         for _ in 0..open {
             let mut connection = Connection::open(self.child.address).await?;
-            connection.send(&json_request(100, ModelAt::First)).await?;
+            connection.send(&json_request(100, ModelAt::First, SESSION)).await?;
             connection.reply().await?;
             connections.push(connection);
         }
@@ -103,7 +103,7 @@ impl Proxy {
 
 /// Every connection sends its share, one after the other. Returns how many requests that were.
 async fn requests(connections: Vec<Connection>, body_bytes: usize, count: usize) -> anyhow::Result<usize> {
-    let request = Arc::new(json_request(body_bytes, ModelAt::First));
+    let request = Arc::new(json_request(body_bytes, ModelAt::First, SESSION));
     let each = count / connections.len();
     let total = each * connections.len();
     let running: Vec<_> = connections

@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 use crate::Effort;
 use crate::arm::Arm;
-use crate::client::{Connection, ModelAt, json_request};
+use crate::client::{Connection, ModelAt, SESSION, json_request};
 use crate::figures::Samples;
 use crate::stub::Stub;
 
@@ -73,9 +73,10 @@ pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
         for arm in &arms {
             connections.push(Connection::open(arm.address).await?);
         }
+        let request = json_request(case.body_bytes, case.model_at, SESSION);
         for _ in 0..effort.rounds(case.rounds) {
             for (connection, waits) in connections.iter_mut().zip(&mut waits) {
-                let (wait, status) = send(connection, case).await?;
+                let (wait, status) = send(connection, case, &request).await?;
                 ensure!(status == 200, "answered {status}");
                 waits.push_ms(wait);
             }
@@ -110,10 +111,12 @@ async fn resent(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
 async fn resent_of(arm: &Arm, case: &Case, broken: &Stub, rounds: usize) -> anyhow::Result<String> {
     let before = broken.requests();
     let mut lost = 0;
-    // The conversation is pinned to the good replica once it was served there; each round is another conversation.
-    for _ in 0..rounds {
+    // Each round is a new conversation. The good replica holds those it has served, so the broken one is always tried first.
+    for round in 0..rounds {
         let mut connection = Connection::open(arm.address).await?;
-        let (_, status) = send_without_session(&mut connection, case).await?;
+        let session = format!("{}-{round}", case.name);
+        let request = json_request(case.body_bytes, case.model_at, &session);
+        let (_, status) = send(&mut connection, case, &request).await?;
         lost += usize::from(status != 200);
     }
     let hung_up = broken.requests() - before;
@@ -121,17 +124,7 @@ async fn resent_of(arm: &Arm, case: &Case, broken: &Stub, rounds: usize) -> anyh
 }
 
 /// Sends the request as the case has it. Returns the time from its last piece to the first byte of the response.
-async fn send(connection: &mut Connection, case: &Case) -> anyhow::Result<(Duration, u16)> {
-    send_pieces(connection, case, &json_request(case.body_bytes, case.model_at)).await
-}
-
-async fn send_without_session(connection: &mut Connection, case: &Case) -> anyhow::Result<(Duration, u16)> {
-    let request = json_request(case.body_bytes, case.model_at);
-    let request = String::from_utf8(request)?.replacen("x-session-id:", "x-nothing-id:", 1);
-    send_pieces(connection, case, request.as_bytes()).await
-}
-
-async fn send_pieces(connection: &mut Connection, case: &Case, request: &[u8]) -> anyhow::Result<(Duration, u16)> {
+async fn send(connection: &mut Connection, case: &Case, request: &[u8]) -> anyhow::Result<(Duration, u16)> {
     let mut pace = tokio::time::interval(case.gap.max(Duration::from_nanos(1)));
     let mut last = Instant::now();
     for piece in request.chunks(request.len().div_ceil(case.pieces)) {
