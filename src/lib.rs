@@ -42,7 +42,8 @@
 //! # Invariants
 //!
 //! - [`balancer`] and [`conversation`] do no I/O, read no clock, draw no entropy, log nothing and touch no registry. Clippy
-//!   denies clocks and entropy in them. So one seed replays one run, in tests and in the simulator.
+//!   denies it in them, and `tests/pure_core.rs` builds them without the rest of the crate. So one seed replays one run, in
+//!   tests and in the simulator.
 //! - One `ArcSwap` holds the routing table. A reload swaps it as a whole or not at all. A model that stays keeps its
 //!   balancer, so its pins, leases and counters.
 //! - One mutex a model, held for a decision only: no await, no log, no formatting inside.
@@ -56,6 +57,8 @@
 //! Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
 //! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
 //! request's load and a slot to reserve. Any rewriting of requests, and any translation between dialects.
+
+#![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod balancer;

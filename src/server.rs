@@ -28,7 +28,7 @@ use crate::conversation::KeySecret;
 use crate::dispatch::{Reloaded, Routing};
 use crate::metrics::Metrics;
 use crate::proxy::watchdog::Watched;
-use crate::proxy::{Budget, OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
 use crate::{admin, replica};
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
@@ -165,7 +165,7 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {
     let conf = ServerConf { upstream_keepalive_pool_size: UPSTREAM_POOL, ..ServerConf::default() };
-    let proxy = Proxy { routing: Arc::clone(routing), open: open.clone(), memory: Arc::new(Budget::default()) };
+    let proxy = Proxy::new(Arc::clone(routing), open.clone());
     let mut proxy = http_proxy(&Arc::new(conf), proxy);
     // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
     proxy.server_options = Some(HttpServerOptions::default());

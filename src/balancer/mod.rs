@@ -18,6 +18,7 @@ mod snapshot;
 mod tests;
 mod turn;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -182,6 +183,12 @@ impl Balancer {
     /// A probe or a turn has shown whether a replica can be reached. Returns whether that is news.
     pub fn set_health(&mut self, id: ReplicaId, health: Health, now: Duration) -> bool {
         self.replicas.get_mut(id.index()).is_some_and(|replica| replica.set_health(health, now))
+    }
+
+    /// A server can't be reached: every replica behind its address is down. Returns whether that is news.
+    pub fn server_down(&mut self, address: SocketAddr, reason: DownReason, now: Duration) -> bool {
+        let behind = self.replicas.iter_mut().filter(|replica| replica.spec.address == address);
+        behind.map(|replica| replica.set_health(Health::Down(reason), now)).filter(|is_news| *is_news).count() > 0
     }
 
     /// A scrape of the replica is being asked for.

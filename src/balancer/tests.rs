@@ -121,6 +121,18 @@ fn a_conversation_whose_home_is_down_gets_a_new_one_and_keeps_it() {
 }
 
 #[test]
+fn a_server_that_is_down_takes_all_its_ranks_with_it() {
+    let mut box_ = Rig::new(1, policy());
+    let rank = |rank| ReplicaSpec { name: format!("ranked/{rank}"), rank: Some(rank), ..spec(1) };
+    box_.balancer.reconfigure(policy(), vec![spec(0), rank(0), rank(1)], box_.now);
+    assert!(box_.balancer.server_down(spec(1).address, DownReason::ConnectRefused, box_.now));
+    assert!(!box_.balancer.server_down(spec(1).address, DownReason::ConnectRefused, box_.now));
+    for n in 0..3 {
+        assert_eq!(box_.turn(n).replica, id(0));
+    }
+}
+
+#[test]
 fn a_turn_that_was_never_served_leaves_no_pin_and_moves_none() {
     let mut box_ = Rig::new(2, policy());
     let ticket = box_.arrive(0);

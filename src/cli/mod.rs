@@ -1,6 +1,8 @@
 //! The command line: one file a subcommand.
 
 mod check;
+mod demo;
+mod replica;
 mod run;
 
 use std::path::PathBuf;
@@ -38,6 +40,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
+    Demo(demo::DemoArgs),
+    /// Run one simulated vLLM server.
+    Replica(replica::ReplicaArgs),
 }
 
 /// Runs the command line and gives the process's exit status: 0 done, 1 failed, 64 wrong usage, 78 bad configuration.
@@ -56,5 +62,17 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Run { config } => run::run(&config),
         Command::Check { config, json } => check::run(&config, json),
+        Command::Demo(args) => finish(demo::run(&args)),
+        Command::Replica(args) => finish(replica::run(args)),
+    }
+}
+
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvpin: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_LENGTH;
+use log::debug;
 use pingora::ErrorType;
 use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
@@ -151,7 +152,11 @@ impl<'a> Reader<'a> {
     async fn invite_body(&mut self) -> Result<(), Refusal> {
         let expects = self.session.req_header().headers.get(http::header::EXPECT);
         if expects.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-            self.session.write_continue_response().await.map_err(|_| Refusal::BodyCutShort)?;
+            // Pingora takes it for a response that comes before the body's end, and would close the connection afterwards.
+            self.session.set_close_on_response_before_downstream_finish(false);
+            let told = self.session.write_continue_response().await;
+            self.session.set_close_on_response_before_downstream_finish(true);
+            told.map_err(|_| Refusal::BodyCutShort)?;
         }
         Ok(())
     }
@@ -240,6 +245,14 @@ pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
     !waits && announced_length(session).is_none_or(|length| length <= limits.body_bytes_max)
 }
 
+/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
+/// and the client could lose the answer that says why.
+pub async fn linger(session: &mut Session) {
+    if let Err(error) = session.drain_request_body().await {
+        debug!("a refused body did not end: {}", error.etype().as_str());
+    }
+}
+
 fn joined(first: &Bytes, second: &Bytes) -> Bytes {
     let mut whole = BytesMut::with_capacity(first.len() + second.len());
     whole.extend_from_slice(first);
@@ -263,7 +276,10 @@ fn announced_length(session: &Session) -> Option<usize> {
 pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_read_timeout(Some(limits.body_timeout));
     session.set_write_timeout(Some(limits.write_timeout));
-    session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
+    // Where it is off, the request was HTTP/1.0, had ambiguous framing, or the process is shutting down.
+    if session.get_keepalive().is_some() {
+        session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
+    }
     session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 

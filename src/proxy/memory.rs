@@ -17,8 +17,8 @@ pub struct Share {
 }
 
 impl Budget {
-    /// Bytes held at this moment.
-    pub fn used(&self) -> usize {
+    #[cfg(test)]
+    fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 

@@ -15,63 +15,57 @@
 mod access_log;
 mod body;
 mod context;
+mod ending;
 mod endpoint;
 mod identify;
 mod local;
 mod memory;
 mod refusal;
 mod search;
+mod upstream;
 pub mod watchdog;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use log::{debug, error, warn};
+use log::debug;
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::protocols::TcpKeepalive;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 
-use crate::balancer::{DownReason, Health, Outcome};
 use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
-pub use memory::Budget;
+pub use upstream::TCP_KEEPALIVE;
 
 use body::{Reader, RequestBody};
 use context::EngineRequest;
+use ending::{log_failure, outcome_of, refusal_of};
 use endpoint::{Dialect, Endpoint, NotServed, Route};
 use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
+use memory::Budget;
 use refusal::Refusal;
 use search::BodySearch;
+use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
 
-/// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
-/// the close would fail.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-
 /// The most replicas that one turn is tried on. With each connection attempt bounded, a client waits for seconds at most.
 const TRIES_MAX: usize = 8;
-
-/// What finds out that a peer has vanished without a word: about half a minute.
-pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
-    idle: Duration::from_secs(15),
-    interval: Duration::from_secs(5),
-    count: 3,
-    user_timeout: Duration::from_secs(30),
-};
 
 /// The proxy, as Pingora drives it.
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
-    pub memory: Arc<Budget>,
+    memory: Arc<Budget>,
+    /// Numbers the pools that are used once.
+    fresh_pools: AtomicU64,
 }
 
 #[async_trait]
@@ -84,6 +78,8 @@ impl ProxyHttp for Proxy {
 
     async fn early_request_filter(&self, session: &mut Session, context: &mut Context) -> Result<()> {
         watchdog::disarm();
+        // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
+        session.set_pipelining_enabled(false);
         body::set_timeouts(session, &self.routing.table().config.limits);
         context.dialect = Dialect::of_path(session.req_header().uri.path());
         Ok(())
@@ -109,13 +105,11 @@ impl ProxyHttp for Proxy {
         if let Some(body) = &mut context.body {
             body.begin_attempt();
         }
-        let limits = &self.routing.table().config.limits;
-        let mut peer = HttpPeer::new(lease.replica().address, false, String::new());
-        peer.options.connection_timeout = Some(limits.connect_timeout);
-        peer.options.total_connection_timeout = Some(limits.connect_timeout);
-        peer.options.write_timeout = Some(limits.write_timeout);
-        peer.options.idle_timeout = Some(UPSTREAM_IDLE);
-        peer.options.tcp_keepalive = Some(TCP_KEEPALIVE);
+        let mut peer = peer(lease.replica().address, &self.routing.table().config.limits);
+        if context.reconnected {
+            // A pool of its own, so that the second chance isn't given to another connection that is stale too.
+            peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
+        }
         debug_assert!(!has_answered(session));
         Ok(Box::new(peer))
     }
@@ -138,11 +132,16 @@ impl ProxyHttp for Proxy {
 
     async fn request_body_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         context: &mut Context,
     ) -> Result<()> {
+        let bytes_max = self.routing.table().config.limits.body_bytes_max;
+        if session.body_bytes_read() > bytes_max {
+            // Chunked, so its length wasn't known. The replica sees its request break off.
+            return Err(refused(context, Refusal::BodyTooLarge { bytes_max }));
+        }
         if let Some(kept) = &mut context.body {
             kept.forward(body, end_of_stream);
         }
@@ -268,6 +267,11 @@ enum Admitted {
 }
 
 impl Proxy {
+    pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
+        // Pool 0 is the common one.
+        Proxy { routing, open, memory: Arc::default(), fresh_pools: AtomicU64::new(1) }
+    }
+
     /// Takes a request in: finds out what it is for, and takes a slot for it.
     async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
@@ -311,14 +315,22 @@ impl Proxy {
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) -> Result<()> {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
-            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer.
+            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
+            // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
+            session.set_pipelining_enabled(true);
         } else {
             session.set_keepalive(None);
         }
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
-        local::write(session, answer).await
+        local::write(session, answer).await?;
+        if session.get_keepalive().is_none()
+            && !matches!(context.refusal, Some(Refusal::BodyCutShort | Refusal::BodyTimedOut))
+        {
+            body::linger(session).await;
+        }
+        Ok(())
     }
 
     /// Leaves the replica that failed, if the turn can begin anew on another one.
@@ -366,48 +378,4 @@ fn refused(context: &mut Context, refusal: Refusal) -> Box<Error> {
     let status = refusal.answer(context.dialect).status;
     context.refusal = Some(refusal);
     Error::explain(ErrorType::HTTPStatus(status), "no replica can take the turn")
-}
-
-/// A replica that can't be connected to is down for everyone, until a probe reaches it.
-fn report_unreachable(context: &Context, error: &Error) {
-    let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
-    let reason = match error.etype() {
-        ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
-        _ => DownReason::ConnectRefused,
-    };
-    let health = Health::Down(reason);
-    if request.model.dispatcher.with(|balancer, now| balancer.set_health(lease.id(), health, now)) {
-        let replica = &lease.replica().name;
-        warn!("model={} replica={replica} is down: {}", request.model.name, reason.as_str());
-    }
-}
-
-/// Why a request failed in Pingora's hands.
-fn refusal_of(error: &Error, context: &Context) -> Refusal {
-    match error.esource() {
-        ErrorSource::Upstream => Refusal::ReplicaFailed {
-            replica: context.lease.as_ref().map_or_else(String::new, |lease| lease.replica().name.clone()),
-        },
-        ErrorSource::Downstream if *error.etype() == ErrorType::ReadTimedout => Refusal::BodyTimedOut,
-        ErrorSource::Downstream => Refusal::BodyCutShort,
-        ErrorSource::Internal | ErrorSource::Unset => Refusal::Internal,
-    }
-}
-
-fn outcome_of(error: Option<&Error>, context: &Context) -> Outcome {
-    match error {
-        None if context.is_good() => Outcome::Completed,
-        None => Outcome::Rejected,
-        Some(error) if *error.esource() == ErrorSource::Downstream => Outcome::Abandoned,
-        Some(_) => Outcome::Failed,
-    }
-}
-
-fn log_failure(error: &Error, outcome: Outcome, context: &Context) {
-    if outcome != Outcome::Failed {
-        return;
-    }
-    let model = context.request.as_ref().map_or("-", |request| &request.model.name);
-    let replica = context.lease.as_ref().map_or("-", |lease| &lease.replica().name);
-    error!("model={model} replica={replica} lost a turn: {:?} {:?}", error.esource(), error.etype());
 }

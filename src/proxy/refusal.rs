@@ -98,6 +98,11 @@ impl Refusal {
         }
     }
 
+    /// Whether the request itself is what was wrong.
+    pub fn is_clients_fault(&self) -> bool {
+        self.kind().status < 500
+    }
+
     /// The answer in a dialect.
     pub fn answer(&self, dialect: Dialect) -> Answer {
         let kind = self.kind();

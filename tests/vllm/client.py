@@ -94,8 +94,8 @@ def text(seed, words):
 
 # --- Conversations ------------------------------------------------------------------------------------------------------
 
-SYSTEM_WORDS = 900
-FIRST_MESSAGE_WORDS = 1400
+SYSTEM_WORDS = 600
+FIRST_MESSAGE_WORDS = 2400
 LATER_MESSAGE_WORDS = 150
 ANSWER_TOKENS = 16
 

@@ -17,15 +17,22 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::server::Server;
-use crate::sim::{AgentWorkload, ReplicaOptions, ReplicaServer, TurnResult};
+use crate::sim::agent::{AgentWorkload, TurnResult};
+use crate::sim::server::{ReplicaOptions, ReplicaServer};
 
 use screen::{Picture, Screen, summary};
-use tally::{Figures, Seen, Tally};
+use tally::{Figures, Tally};
 
 const MODEL: &str = "qwen3-4b";
 
 /// How often the table is drawn.
 const REDRAW: Duration = Duration::from_millis(250);
+
+/// How long an agent's tools work between two turns, on average and in the engines' time.
+const TOOLS: Duration = Duration::from_secs(3);
+
+/// How much of the time is left for turns that run when no new ones begin.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Turns of agents that were seen but not yet counted. They are counted every [`REDRAW`].
 const RESULTS_MAX: usize = 1024;
@@ -89,7 +96,10 @@ async fn play(args: &DemoArgs) -> anyhow::Result<Vec<Figures>> {
     let mut arms = [Arm::start("affinity", args).await?, Arm::start("off", args).await?];
     let draws = !args.json && std::io::stdout().is_terminal();
     if !draws && !args.json {
-        println!("{} sessions on {} replicas, with affinity and without, for {} s", args.sessions, args.replicas, args.seconds);
+        println!(
+            "{} sessions on {} replicas, with affinity and without, for {} s",
+            args.sessions, args.replicas, args.seconds
+        );
     }
     let mut screen = Screen::new(std::io::stdout());
     while begun.elapsed() < length && !arms.iter().all(|arm| arm.agents.is_finished()) {
@@ -107,6 +117,7 @@ async fn play(args: &DemoArgs) -> anyhow::Result<Vec<Figures>> {
 
 impl Arm {
     async fn start(name: &'static str, args: &DemoArgs) -> anyhow::Result<Arm> {
+        let length = Duration::from_secs(args.seconds);
         let mut replicas = Vec::new();
         for _ in 0..args.replicas {
             let options =
@@ -116,13 +127,11 @@ impl Arm {
         let server = Server::start(config(name == "affinity", &replicas)?)?;
         let address = *server.listen.first().context("the proxy has no address")?;
         let (sender, results) = mpsc::channel(RESULTS_MAX);
-        let workload = AgentWorkload {
-            base: address,
-            model: MODEL.into(),
-            sessions: args.sessions as usize,
-            ..AgentWorkload::default()
-        };
-        let agents = tokio::spawn(workload.run(Duration::from_secs(args.seconds), sender));
+        let mut workload = AgentWorkload::new(address, MODEL, args.sessions as usize);
+        workload.gap = TOOLS.div_f64(f64::from(args.speed));
+        workload.grace = GRACE.min(length / 4);
+        let until = tokio::time::Instant::now() + length - workload.grace;
+        let agents = tokio::spawn(workload.drive(until, sender));
         let speed = f64::from(args.speed);
         Ok(Arm { name, server, _replicas: replicas, results, agents, tally: Tally::default(), speed })
     }
@@ -130,7 +139,7 @@ impl Arm {
     /// Counts the turns that have ended since the last time.
     fn count(&mut self) {
         while let Ok(result) = self.results.try_recv() {
-            self.tally.add(seen(result, self.speed));
+            self.tally.add(result, self.speed);
         }
     }
 
@@ -165,7 +174,7 @@ fn verdict(args: &DemoArgs) -> String {
     )
 }
 
-/// The terminal's width as the shell says it, else a common one.
+/// The terminal's width; a common one where it can't be told.
 fn columns() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(120)
+    terminal_size::terminal_size().map_or(120, |(width, _)| usize::from(width.0))
 }

@@ -105,9 +105,9 @@ fn row(number: usize, replica: &ReplicaSnapshot) -> String {
     let counters = &replica.counters;
     let scrape = replica.scrape.as_ref().map(|(scrape, _)| scrape);
     let kv = scrape.map_or(0.0, |scrape| scrape.kv_use * 100.0);
-    let hits = scrape.filter(|scrape| scrape.prefix_queries_tokens > 0).map_or(0.0, |scrape| {
-        scrape.prefix_hits_tokens as f64 * 100.0 / scrape.prefix_queries_tokens as f64
-    });
+    let hits = scrape
+        .filter(|scrape| scrape.prefix_queries_tokens > 0)
+        .map_or(0.0, |scrape| scrape.prefix_hits_tokens as f64 * 100.0 / scrape.prefix_queries_tokens as f64);
     format!(
         "{:<8} {:>9} {:>7} {:>11} {:>6} {kv:>3.0}%  {hits:>4.0}%",
         format!("r{number}"),

@@ -5,17 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// One turn as its agent saw it. Times are the engines', not the wall's.
-#[derive(Clone, Debug, Default)]
-pub struct Seen {
-    pub session: u64,
-    pub replica: String,
-    pub failed: bool,
-    pub first_token: Option<Duration>,
-    pub prompt_tokens: u64,
-    pub cached_tokens: u64,
-    pub output_tokens: u64,
-}
+use crate::sim::agent::{TurnOutcome, TurnResult};
 
 /// The turns of one arm.
 #[derive(Debug, Default)]
@@ -49,20 +39,29 @@ pub struct Figures {
 }
 
 impl Tally {
-    pub fn add(&mut self, seen: Seen) {
-        if seen.failed {
-            self.errors += 1;
-            return;
+    /// Counts a turn that has ended. One that the end of the demo cut off tells nothing.
+    pub fn add(&mut self, result: TurnResult, speed: f64) {
+        match result.outcome {
+            TurnOutcome::Complete => self.add_complete(result, speed),
+            TurnOutcome::Refused | TurnOutcome::Failed(_) => self.errors += 1,
+            TurnOutcome::Cut => {}
         }
+    }
+
+    fn add_complete(&mut self, result: TurnResult, speed: f64) {
         self.turns += 1;
-        self.prompt_tokens += seen.prompt_tokens;
-        self.cached_tokens += seen.cached_tokens;
-        self.output_tokens += seen.output_tokens;
-        self.first_tokens.extend(seen.first_token);
-        if let Some(before) = self.last.insert(seen.session, seen.replica.clone()) {
-            self.later += 1;
-            self.stayed += u64::from(before == seen.replica);
+        if let Some(usage) = result.usage {
+            self.prompt_tokens += usage.prompt_tokens;
+            self.cached_tokens += usage.cached_tokens;
+            self.output_tokens += usage.completion_tokens;
         }
+        self.first_tokens.extend(result.first_token.map(|time| time.mul_f64(speed)));
+        let Some(replica) = result.replica else { return };
+        if result.turn > 0 {
+            self.later += 1;
+            self.stayed += u64::from(self.last.get(&result.session) == Some(&replica));
+        }
+        self.last.insert(result.session, replica);
     }
 
     /// The figures after `elapsed` of the engines' time.
@@ -96,30 +95,37 @@ fn quantile(sorted: &[Duration], q: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::agent::TurnUsage;
 
-    fn seen(session: u64, replica: &str) -> Seen {
-        Seen {
+    fn turn(session: u64, turn: u32, replica: &str) -> TurnResult {
+        TurnResult {
             session,
-            replica: replica.into(),
+            turn,
+            started: Duration::ZERO,
             first_token: Some(Duration::from_millis(100 * (session + 1))),
-            prompt_tokens: 100,
-            cached_tokens: 60,
-            output_tokens: 10,
-            ..Seen::default()
+            total: Duration::from_secs(1),
+            outcome: TurnOutcome::Complete,
+            status: Some(200),
+            usage: Some(TurnUsage { prompt_tokens: 100, cached_tokens: 60, completion_tokens: 10 }),
+            replica: Some(replica.into()),
+            decision: None,
+            retry_after: None,
         }
     }
 
     #[test]
     fn a_session_stays_when_each_turn_comes_back_to_the_one_before() {
         let mut tally = Tally::default();
-        for (session, replica) in [(0, "a"), (1, "b"), (0, "a"), (1, "c"), (1, "c"), (0, "a")] {
-            tally.add(seen(session, replica));
+        for (session, number, replica) in [(0, 0, "a"), (1, 0, "b"), (0, 1, "a"), (1, 1, "c"), (1, 2, "c"), (0, 2, "a")]
+        {
+            tally.add(turn(session, number, replica), 2.0);
         }
-        tally.add(Seen { failed: true, ..seen(0, "b") });
+        tally.add(TurnResult { outcome: TurnOutcome::Refused, ..turn(0, 3, "b") }, 2.0);
+        tally.add(TurnResult { outcome: TurnOutcome::Cut, ..turn(0, 3, "b") }, 2.0);
         let figures = tally.figures("affinity", Duration::from_secs(30));
         assert_eq!((figures.turns, figures.errors), (6, 1));
         assert_eq!((figures.sticky_percent, figures.prefix_hit_percent), (75.0, 60.0));
-        assert_eq!((figures.ttfb_p50_s, figures.ttfb_p95_s), (0.1, 0.2));
+        assert_eq!((figures.ttfb_p50_s, figures.ttfb_p95_s), (0.2, 0.4));
         assert_eq!(figures.output_tokens_per_min, 120.0);
     }
 

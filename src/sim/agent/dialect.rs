@@ -56,7 +56,7 @@ impl AgentDialect {
     }
 
     pub(super) fn body(self, workload: &AgentWorkload, system: &str, messages: &[Value]) -> Value {
-        let mut body = json!({"model": workload.model, "max_tokens": workload.max_tokens, "stream": true});
+        let mut body = json!({"model": workload.model, "stream": true});
         match self {
             Self::Messages => {
                 body["system"] = json!([{"type": "text", "text": system}]);

@@ -55,9 +55,9 @@ pub struct AgentWorkload {
     pub turn_tokens: u32,
     /// Turns in a session, the first included.
     pub turns: u32,
-    /// The limit of each reply in tokens.
+    /// The longest reply in tokens; replies are drawn from a quarter of it up.
     pub max_tokens: u32,
-    /// The pause between a reply and the next turn: the agent's tools at work.
+    /// The mean pause between a reply and the next turn: the agent's tools at work.
     pub gap: Duration,
     /// How long turns that run at the deadline may go on.
     pub grace: Duration,
@@ -140,7 +140,7 @@ impl Seat {
         let mut session = Session::begin(&self.workload, number);
         for turn in 0..self.workload.turns {
             session.ask(&self.workload, turn);
-            if !self.run_turn(&mut session, turn).await? || !self.rest(self.workload.gap).await {
+            if !self.run_turn(&mut session, turn).await? || !self.rest(session.pause(&self.workload, turn)).await {
                 break;
             }
         }

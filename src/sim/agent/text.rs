@@ -27,6 +27,11 @@ pub fn words(seed: u64, title: &str, tokens: u32) -> String {
     text
 }
 
+/// A share, from 0 up to 1, that depends on the seed alone.
+pub fn share(seed: u64) -> f64 {
+    ChaCha8Rng::seed_from_u64(seed).random()
+}
+
 /// A session's id in the form of a UUID.
 pub fn session_id(seed: u64) -> String {
     let bits = ChaCha8Rng::seed_from_u64(seed).random::<u128>();

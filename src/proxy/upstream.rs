@@ -1,0 +1,54 @@
+//! Towards the replicas: how they are connected to, and what a failure to connect says of them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use log::warn;
+use pingora::protocols::TcpKeepalive;
+use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
+use pingora::{Error, ErrorType};
+
+use crate::balancer::DownReason;
+use crate::config::Limits;
+
+use super::context::Context;
+
+/// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
+/// the close would fail.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+
+/// What finds out that a peer has vanished without a word: about half a minute.
+pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
+    idle: Duration::from_secs(15),
+    interval: Duration::from_secs(5),
+    count: 3,
+    user_timeout: Duration::from_secs(30),
+};
+
+/// How a replica is connected to. A response may take as long as it takes, so reading has no limit.
+pub fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
+    let mut peer = HttpPeer::new(address, false, String::new());
+    let options = &mut peer.options;
+    options.connection_timeout = Some(limits.connect_timeout);
+    options.total_connection_timeout = Some(limits.connect_timeout);
+    options.write_timeout = Some(limits.write_timeout);
+    options.idle_timeout = Some(UPSTREAM_IDLE);
+    options.tcp_keepalive = Some(TCP_KEEPALIVE);
+    options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
+    peer
+}
+
+/// A server that can't be connected to is down for everyone, until a probe reaches it. What failed on this machine, such as
+/// the lack of a file descriptor, says nothing about it.
+pub fn report_unreachable(context: &Context, error: &Error) {
+    let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
+    let reason = match error.etype() {
+        ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
+        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => DownReason::ConnectRefused,
+        _ => return,
+    };
+    let address = lease.replica().address;
+    if request.model.dispatcher.with(|balancer, now| balancer.server_down(address, reason, now)) {
+        warn!("model={} server={address} is down: {}", request.model.name, reason.as_str());
+    }
+}

@@ -1,0 +1,81 @@
+//! One connection of a client serves requests of every kind, one after the other.
+
+use serde_json::json;
+
+use crate::support::call::Call;
+use crate::support::client::Wire;
+use crate::support::kvpin::Kvpin;
+use crate::support::recorder::{Recorder, sha256};
+
+/// What one of the requests must be answered with.
+struct Case {
+    call: Call,
+    status: u16,
+}
+
+fn cases() -> Vec<Case> {
+    let case = |call: Call, status| Case { call, status };
+    let large = |model: &str| format!(r#"{{"text":"{}","model":"{model}"}}"#, "x".repeat(300 << 10));
+    let messages = "/v1/messages";
+    vec![
+        case(Call::get("/health"), 200),
+        case(Call::post(messages, r#"{"model":"m"}"#), 200),
+        case(Call::head("/"), 200),
+        case(Call::post(messages, large("m")), 200),
+        case(Call::post(messages, large("m")).chunked(1400), 200),
+        case(Call::post(messages, r#"{"model":"nope"}"#), 404),
+        case(Call::post(messages, large("nope")), 404),
+        case(Call::post(messages, large("nope")).chunked(4000), 404),
+        case(Call::post("/nowhere", large("m")), 404),
+        case(Call::post("/nowhere", large("m")).chunked(999), 404),
+        case(Call::get(messages), 405),
+        case(Call::post(messages, "").header("x-kvpin-replica", "nope"), 400),
+        case(Call::post(messages, r#"{"model":"m","model":"m"}"#), 400),
+        case(Call::post(messages, r#"{"model":"m","model":"m"}"#).chunked(3), 400),
+        case(Call::post(messages, "not JSON"), 400),
+        case(Call::post(messages, "").chunked(1), 400),
+        case(Call::post(messages, r#"{"model":"m"}"#).chunked(1), 200),
+        case(Call::get("/v1/models"), 200),
+    ]
+}
+
+async fn assert_answered(wire: &mut Wire, recorder: &Recorder, case: &Case) {
+    let Case { call, status } = case;
+    let what = format!("{} {} with {} bytes, {:?}", call.method, call.path, call.body.len(), call.framing);
+    let before = recorder.count();
+    let reply = wire.call(call).await;
+    assert_eq!(reply.status(), *status, "{what}: {}", reply.text());
+    assert!(reply.is_whole, "{what}");
+    let reached = *status == 200 && call.method == "POST";
+    assert_eq!(recorder.count() - before, usize::from(reached), "{what}");
+    if reached {
+        assert_eq!(reply.json()["sha256"], sha256(&call.body), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again_after_a_request_of_any_kind() {
+    let (recorder, other) = (Recorder::start(), Recorder::start());
+    let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
+    let kvpin = Kvpin::serve(models).await;
+    let mut wire = kvpin.connect().await;
+    let cases = cases();
+    for distance in 1..4 {
+        // Each kind meets others before and after it.
+        for at in 0..cases.len() {
+            assert_answered(&mut wire, &recorder, &cases[at * distance % cases.len()]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_client_asks_to_close_is_closed_after_the_answer() {
+    let recorder = Recorder::start();
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;
+    for call in [Call::get("/health"), Call::post("/v1/messages", "{}")] {
+        let mut wire = kvpin.connect().await;
+        let reply = wire.call(&call.header("Connection", "close")).await;
+        assert_eq!(reply.status(), 200);
+        assert!(wire.ends().await);
+    }
+}

@@ -1,0 +1,22 @@
+//! Facts about the built kvpin as a process, in front of replicas that remember what arrived. A module a subject; the name
+//! of a test is the fact that it proves.
+
+mod bad_input;
+mod bodies;
+mod cli;
+mod disconnect;
+mod exactness;
+mod failure;
+mod keep_alive;
+mod metrics;
+mod models;
+mod pins;
+mod ranks;
+mod reload;
+mod secrets;
+mod shutdown;
+mod spill;
+mod stickiness;
+mod streaming;
+mod support;
+mod timeouts;
