@@ -1,0 +1,68 @@
+//! What kvpin adds to a stream, to the first byte, and to the CPU's work, measured on loopback against a direct connection
+//! and, where it is installed, against nginx.
+//!
+//! ```text
+//! client ----------------------------> stub upstream      direct
+//! client --> kvpin in this process --> stub upstream      chunks, first_byte
+//! client --> kvpin or nginx, a child process --> stub     cpu
+//! ```
+//!
+//! `cargo bench --bench streaming [-- chunks|first_byte|cpu ...]` runs everything or the parts named, in under two
+//! minutes. Without `--bench` (`cargo test --benches`) each part runs once and small, so that it does not rot.
+
+mod arm;
+mod child;
+mod chunks;
+mod client;
+mod cpu;
+mod figures;
+mod first_byte;
+mod stub;
+
+use anyhow::Context as _;
+
+use stub::Stub;
+
+/// As in the `kvpin` program: the parts that run in this process must not differ from it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How much is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Once, to see that it works.
+    Try,
+    Measure,
+}
+
+impl Effort {
+    /// `rounds` when it is meant seriously.
+    pub fn rounds(self, rounds: usize) -> usize {
+        match self {
+            Effort::Try => 1,
+            Effort::Measure => rounds,
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let effort = if arguments.iter().any(|argument| argument == "--bench") { Effort::Measure } else { Effort::Try };
+    let named: Vec<&str> = arguments.iter().map(String::as_str).filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |part: &str| named.is_empty() || named.contains(&part);
+    // One thread for the stub and one for the clients, so that neither waits for the other's work.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let stub = Stub::start().await.context("the stub upstream")?;
+        if is_wanted("chunks") {
+            chunks::run(&stub, effort).await.context("chunks")?;
+        }
+        if is_wanted("first_byte") {
+            first_byte::run(&stub, effort).await.context("first_byte")?;
+        }
+        if is_wanted("cpu") {
+            cpu::run(&stub, effort).await.context("cpu")?;
+        }
+        Ok(())
+    })
+}
