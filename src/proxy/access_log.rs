@@ -8,9 +8,10 @@ use super::context::Context;
 /// The target to filter the access log by.
 pub const TARGET: &str = "kvpin::access";
 
-/// Writes the line of a request that has ended.
+/// Writes the line of a request that has ended. Health checks and the like, which kvpin answers itself, have none.
 pub fn write(session: &Session, context: &Context) {
-    if !log::log_enabled!(target: TARGET, log::Level::Info) {
+    let is_local = context.request.is_none() && context.refusal.is_none();
+    if is_local || !log::log_enabled!(target: TARGET, log::Level::Info) {
         return;
     }
     let request = context.request.as_ref();
