@@ -32,7 +32,10 @@ async fn assert_freed(kvpin: &Kvpin, replica: &ReplicaServer) {
     until_within(A_SECOND, "no turn is in flight", async || (kvpin.in_flight().await == 0).then_some(())).await;
     let status = kvpin.status().await;
     assert_eq!(replicas(&status).map(|replica| replica["outcomes"]["abandoned"].clone()).collect::<Vec<_>>(), [1]);
-    assert_eq!(status["kvpin"]["open_requests"], 0);
+    until_within(A_SECOND, "nothing is open", async || {
+        (kvpin.metric("kvpin_open_requests").await == 0.0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
