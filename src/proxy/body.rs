@@ -5,7 +5,7 @@
 //! So a body of a known length over 64 KiB is kept here, and the retry buffer is turned on where no more than 64 KiB are
 //! left: then it never overflows, is never empty, and pingora always calls [`RequestBody::forward`]. A chunked body has no
 //! known length. It is kept here whole, and never read past the end of its JSON, so that pingora still finds its end
-//! unread and calls `forward` for that.
+//! unread and calls `forward` for that. Once that end was read, a chunked body over 64 KiB can't be sent again.
 
 use std::time::Duration;
 

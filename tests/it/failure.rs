@@ -163,7 +163,8 @@ async fn a_turn_that_breaks_two_replicas_is_not_tried_on_a_third() {
     assert_eq!(reply.header("connection"), Some("close"), "Pingora closes it, so it must say so");
     let settled = async || {
         let status = kvpin.status().await;
-        let sum = |outcome: &str| replicas(&status).filter_map(|replica| replica["outcomes"][outcome].as_u64()).sum::<u64>();
+        let sum =
+            |outcome: &str| replicas(&status).filter_map(|replica| replica["outcomes"][outcome].as_u64()).sum::<u64>();
         let idle = replicas(&status).all(|replica| replica["in_flight"] == 0);
         (idle && (sum("moved_on"), sum("failed")) == (1, 1)).then_some(())
     };
