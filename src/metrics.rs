@@ -3,7 +3,7 @@
 //! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
 //! the same manner in [`crate::admin`].
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// Handles for counting, and the registry they stand in.
 #[derive(Clone)]
@@ -17,6 +17,8 @@ pub struct Metrics {
     pub reloads: IntCounterVec,
     /// Turns that went on to another replica after one had failed them.
     pub retries: IntCounter,
+    /// Bytes of request bodies that are held at this moment.
+    pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
     pub panics: IntCounter,
 }
@@ -51,6 +53,10 @@ impl Metrics {
                 "kvpin_retried_turns_total",
                 "Turns that went on to another replica after one had failed them before answering.",
             )?,
+            request_bytes_held: IntGauge::new(
+                "kvpin_request_held_bytes",
+                "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
+            )?,
             panics: IntCounter::new(
                 "kvpin_panics_total",
                 "Panics in kvpin; one in the handling of a request loses that request.",
@@ -66,6 +72,7 @@ impl Metrics {
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
+        self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }
 }

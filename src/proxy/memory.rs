@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use prometheus::IntGauge;
+
 /// Bytes of request bodies held at this moment, by all turns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Budget {
     used: AtomicUsize,
+    /// Shows `used`.
+    gauge: IntGauge,
 }
 
 /// What one turn holds of the budget. Dropping it gives the rest back.
@@ -17,6 +21,10 @@ pub struct Share {
 }
 
 impl Budget {
+    pub fn new(gauge: IntGauge) -> Self {
+        Budget { used: AtomicUsize::new(0), gauge }
+    }
+
     #[cfg(test)]
     fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
@@ -37,12 +45,15 @@ impl Share {
             return false;
         }
         self.bytes += bytes;
+        self.budget.gauge.add(bytes as i64);
         true
     }
 
     /// Gives everything back before the turn ends.
     pub fn release(&mut self) {
-        self.budget.used.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+        let bytes = std::mem::take(&mut self.bytes);
+        self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.gauge.sub(bytes as i64);
     }
 }
 
@@ -58,14 +69,15 @@ mod tests {
 
     #[test]
     fn shares_together_stay_under_the_budget_and_give_back_on_drop() {
-        let budget = Arc::new(Budget::default());
+        let gauge = IntGauge::new("held", "Held.").unwrap();
+        let budget = Arc::new(Budget::new(gauge.clone()));
         let mut first = budget.share();
         let mut second = budget.share();
         assert!(first.take(60, 100));
         assert!(!second.take(41, 100));
         assert!(second.take(40, 100));
         drop(first);
-        assert_eq!(budget.used(), 40);
+        assert_eq!((budget.used(), gauge.get()), (40, 40));
         assert!(second.take(60, 100));
         drop(second);
         assert_eq!(budget.used(), 0);

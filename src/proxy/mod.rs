@@ -271,8 +271,9 @@ enum Admitted {
 
 impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
+        let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
         // Pool 0 is the common one.
-        Proxy { routing, open, memory: Arc::default(), fresh_pools: AtomicU64::new(1) }
+        Proxy { routing, open, memory, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
