@@ -17,7 +17,7 @@ pub struct Metrics {
     pub reloads: IntCounterVec,
     /// Turns that went on to another replica after one had failed them.
     pub retries: IntCounter,
-    /// Requests whose handling panicked. Each cost one request.
+    /// Panics, wherever in kvpin. One in the handling of a request costs that request.
     pub panics: IntCounter,
 }
 
@@ -51,7 +51,10 @@ impl Metrics {
                 "kvpin_retried_turns_total",
                 "Turns that went on to another replica after one had failed them before answering.",
             )?,
-            panics: IntCounter::new("kvpin_panics_total", "Requests that were lost to a panic in kvpin.")?,
+            panics: IntCounter::new(
+                "kvpin_panics_total",
+                "Panics in kvpin; one in the handling of a request loses that request.",
+            )?,
             registry,
         };
         metrics.register()?;

@@ -37,6 +37,9 @@ const UPSTREAM_POOL: usize = 1024;
 /// How often a drain looks whether the last request has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
+/// How many looks in a row have to find no request.
+const QUIET_POLLS: u32 = 3;
+
 /// A kvpin that serves.
 pub struct Server {
     pub routing: Arc<Routing>,
@@ -107,8 +110,11 @@ impl Server {
         // Only an error if nobody listens to it any more, and then there is nothing to stop.
         self.shutdown.send_replace(true);
         let ended = async {
-            while self.open.count() > 0 {
+            // More than once: a request that has just arrived is not open yet.
+            let mut quiet = 0;
+            while quiet < QUIET_POLLS {
                 tokio::time::sleep(DRAIN_POLL).await;
+                quiet = if self.open.count() == 0 { quiet + 1 } else { 0 };
             }
         };
         match tokio::time::timeout(grace, ended).await {

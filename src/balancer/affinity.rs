@@ -39,6 +39,8 @@ pub struct Held {
     pub active: u32,
     /// Older, but still remembered.
     pub idle: u32,
+    /// Pinned elsewhere by now, but back here if their turn in flight there fails.
+    pub fallback: u32,
 }
 
 /// Bounds of the table.
@@ -133,6 +135,17 @@ impl Affinity {
         self.put(key, Pin { replica, previous, proven: false, last_used: now, ..pin });
     }
 
+    /// `replica` has served a turn of the conversation: if that is where it is pinned, the pin holds from here on.
+    pub fn prove(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) {
+        let Some(&Pin { replica: home, proven, .. }) = self.touch(key, now).map(|pin| &*pin) else { return };
+        if home != replica || proven {
+            return;
+        }
+        if let Some(pin) = self.take(key) {
+            self.put(key, Pin { proven: true, previous: None, ..pin });
+        }
+    }
+
     /// Gives up a pin that was never proven: back to the replica before it, or forgotten.
     pub fn give_up(&mut self, key: ConversationKey, now: Duration) {
         let Some(pin) = self.take(key) else { return };
@@ -177,17 +190,25 @@ impl Affinity {
     }
 
     fn take(&mut self, key: ConversationKey) -> Option<Pin> {
-        if let Some(pin) = self.active.remove(&key) {
+        let pin = if let Some(pin) = self.active.remove(&key) {
             self.count(pin.replica).active -= 1;
-            return Some(pin);
+            pin
+        } else {
+            let pin = self.idle.remove(&key)?;
+            self.count(pin.replica).idle -= 1;
+            pin
+        };
+        if let Some(previous) = pin.previous {
+            self.count(previous).fallback -= 1;
         }
-        let pin = self.idle.remove(&key)?;
-        self.count(pin.replica).idle -= 1;
         Some(pin)
     }
 
     fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
         self.count(pin.replica).active += 1;
+        if let Some(previous) = pin.previous {
+            self.count(previous).fallback += 1;
+        }
         self.active.entry(key).or_insert(pin)
     }
 
@@ -206,6 +227,9 @@ impl Affinity {
         for (list, field) in [(&self.active, 0), (&self.idle, 1)] {
             let mut newest = Duration::ZERO;
             for (key, pin) in list {
+                if let Some(previous) = pin.previous {
+                    held[previous.index()].fallback += 1;
+                }
                 let held = &mut held[pin.replica.index()];
                 *(if field == 0 { &mut held.active } else { &mut held.idle }) += 1;
                 assert!(pin.last_used >= newest, "a list is out of order");

@@ -11,6 +11,7 @@
 
 mod affinity;
 mod load;
+mod membership;
 mod placement;
 mod replica;
 mod snapshot;
@@ -126,20 +127,6 @@ impl Balancer {
         balancer
     }
 
-    /// Takes a new configuration. Replicas that reach the same engine keep their id, pins, leases and counters; the
-    /// others retire, and finish what they hold.
-    pub fn reconfigure(&mut self, policy: Policy, specs: Vec<ReplicaSpec>, now: Duration) {
-        self.policy = policy;
-        self.affinity.set_bounds(policy.bounds);
-        for replica in &mut self.replicas {
-            replica.membership = Membership::Retired;
-        }
-        for spec in specs {
-            self.configure_replica(Arc::new(spec), now);
-        }
-        self.drop_unused_tail();
-    }
-
     /// Decides where a turn goes and takes its slot there.
     pub fn arrive(&mut self, turn: &Turn<'_>, now: Duration) -> Result<Ticket, Refusal> {
         self.affinity.sweep(now);
@@ -157,10 +144,8 @@ impl Balancer {
     /// The first byte of a good response has come: the turn counts as served, and its pin holds from here on.
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
         self.count(ticket);
-        let Some(pin) = ticket.conversation.and_then(|key| self.affinity.touch(key, now)) else { return };
-        if pin.replica == ticket.replica {
-            pin.proven = true;
-            pin.previous = None;
+        if let Some(key) = ticket.conversation {
+            self.affinity.prove(key, ticket.replica, now);
         }
     }
 
@@ -244,8 +229,7 @@ impl Balancer {
 
     fn decide(&mut self, turn: &Turn<'_>, now: Duration) -> Result<(ReplicaId, Decision), Refusal> {
         if let Some(named) = turn.client_pin {
-            let open = self.field(turn, now).is_open(named);
-            return if open { Ok((named, Decision::ClientPinned)) } else { Err(Refusal::ClientPinDown) };
+            return self.decide_client_pinned(named, turn, now);
         }
         if turn.kind == TurnKind::Side {
             return Ok((self.least_loaded(turn, Weigh::Requests, now)?, Decision::Side));
@@ -260,6 +244,20 @@ impl Balancer {
             None => self.place(key, turn, Placement::New, now),
             Some(home) => self.decide_pinned(key, home, turn, now),
         }
+    }
+
+    fn decide_client_pinned(
+        &self,
+        named: ReplicaId,
+        turn: &Turn<'_>,
+        now: Duration,
+    ) -> Result<(ReplicaId, Decision), Refusal> {
+        if !self.field(turn, now).is_open(named) {
+            return Err(Refusal::ClientPinDown);
+        }
+        let reason = Unpinned::RankIgnored;
+        let obeyed = self.can_address(named, turn.ranks);
+        Ok((named, if obeyed { Decision::ClientPinned } else { Decision::Unpinned { reason } }))
     }
 
     fn decide_pinned(
@@ -373,34 +371,6 @@ impl Balancer {
             .enumerate()
             .filter_map(|(index, replica)| Some((ReplicaId::from_index(index)?, replica)))
             .filter(|(_, replica)| replica.membership == Membership::Configured)
-    }
-
-    fn configure_replica(&mut self, spec: Arc<ReplicaSpec>, now: Duration) {
-        if let Some(known) = self.replicas.iter_mut().find(|replica| replica.spec.same_engine(&spec)) {
-            known.spec = spec;
-            known.membership = Membership::Configured;
-        } else if let Some(free) = self.unused() {
-            self.replicas[free] = Replica::new(spec, now);
-        } else {
-            self.replicas.push(Replica::new(spec, now));
-        }
-    }
-
-    /// The index of a retired replica that nothing refers to any more.
-    fn unused(&self) -> Option<usize> {
-        (0..self.replicas.len()).find(|index| self.is_unused(*index))
-    }
-
-    fn is_unused(&self, index: usize) -> bool {
-        let replica = &self.replicas[index];
-        let held = ReplicaId::from_index(index).map_or(Held::default(), |id| self.affinity.held(id));
-        replica.membership == Membership::Retired && replica.load.in_flight() == 0 && held == Held::default()
-    }
-
-    fn drop_unused_tail(&mut self) {
-        while self.replicas.len().checked_sub(1).is_some_and(|last| self.is_unused(last)) {
-            self.replicas.pop();
-        }
     }
 
     /// Panics unless the parts agree with each other. For tests, after every step.

@@ -229,7 +229,7 @@ fn idle_conversations_are_no_load_and_are_forgotten_at_their_age() {
     let bounds = Bounds { entries_max: 100, idle_max: Duration::from_secs(600) };
     let mut box_ = Rig::new(2, Policy { bounds, ..policy() });
     let home = box_.turn(0).replica;
-    assert_eq!(box_.balancer.affinity.held(home), Held { active: 1, idle: 0 });
+    assert_eq!(box_.balancer.affinity.held(home), Held { active: 1, ..Held::default() });
     box_.now += ACTIVE_WINDOW + SECOND;
     let other = box_.turn(1).replica;
     let held = box_.balancer.affinity.held(home);
@@ -282,6 +282,32 @@ fn a_replica_that_comes_back_finds_its_conversations() {
     box_.balancer.reconfigure(policy(), (0..2).map(spec).collect(), box_.now);
     let back = box_.turn(0);
     assert_eq!((back.replica, back.decision), (home, Decision::Sticky));
+}
+
+#[test]
+fn a_pin_never_falls_back_to_a_replica_that_a_reload_has_dropped() {
+    let mut box_ = Rig::new(2, policy());
+    let away = (0..2).find(|n| box_.turn(*n).replica == id(1)).expect("two conversations on two replicas");
+    box_.balancer.set_health(id(1), Health::Down(DownReason::ConnectRefused), box_.now);
+    let moved = box_.arrive(away);
+    assert_eq!(moved.replica, id(0));
+    box_.balancer.reconfigure(policy(), vec![spec(0)], box_.now);
+    box_.balancer.reconfigure(policy(), vec![spec(0), spec(7)], box_.now);
+    box_.balancer.finish(moved, Outcome::Abandoned, box_.now);
+    box_.balancer.check_invariants();
+    let next = box_.turn(away);
+    assert_eq!(next.decision, Decision::Placed { reason: Placement::HomeRemoved });
+}
+
+#[test]
+fn a_client_pin_to_a_rank_that_the_endpoint_ignores_counts_as_unpinned() {
+    let mut box_ = Rig::new(1, policy());
+    let ranked = ReplicaSpec { rank: Some(0), ..spec(0) };
+    box_.balancer.reconfigure(policy(), vec![ranked], box_.now);
+    let turn = Turn { client_pin: Some(id(0)), ranks: Ranks::Ignored, ..turn(0) };
+    let ticket = box_.try_arrive(&turn).expect("a replica");
+    assert_eq!(ticket.decision, Decision::Unpinned { reason: Unpinned::RankIgnored });
+    box_.complete(ticket);
 }
 
 /// A balancer, its clock and the tickets that are out, so that the parts can be checked against each other.

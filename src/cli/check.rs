@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::config::{Config, ConfigError, ModelConfig, ReplicaConfig, SpillThreshold};
 
 /// EX_CONFIG of sysexits.h, which systemd and scripts can tell from a crash.
-const EXIT_BAD_CONFIG: u8 = 78;
+use super::EXIT_CONFIG;
 
 /// What the check came to. The errors go to stderr, so that stdout holds a summary or nothing.
 struct Verdict {
@@ -40,7 +40,7 @@ fn print(verdict: &Verdict) -> io::Result<()> {
 fn exit(loaded: &Result<Config, ConfigError>) -> ExitCode {
     match loaded {
         Ok(_) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(EXIT_BAD_CONFIG),
+        Err(_) => ExitCode::from(EXIT_CONFIG),
     }
 }
 

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use log::{error, info, warn};
+use log::{LevelFilter, error, info, warn};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
@@ -14,12 +15,12 @@ use crate::server::{Drained, Server};
 
 use super::EXIT_CONFIG;
 
-/// What is logged unless `RUST_LOG` says otherwise. Pingora logs every connection that a client breaks off as an error.
-const LOG_FILTER: &str = "info,pingora_core=off,pingora_proxy=off,pingora_pool=off";
+/// Pingora logs whole heads at debug, API keys and all, and every connection that a client breaks off as an error.
+const SILENCED: [&str; 3] = ["pingora_core", "pingora_proxy", "pingora_pool"];
 
 /// Serves by the configuration at `path`.
 pub fn run(path: &Path) -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(LOG_FILTER)).init();
+    begin_logging();
     let config = match Config::load(path) {
         Ok(config) => config,
         Err(error) => {
@@ -40,48 +41,74 @@ fn serve(path: &Path, config: Config) -> anyhow::Result<()> {
     for warning in config.warnings() {
         warn!("{warning}");
     }
-    let server = Server::start(config)?;
-    count_panics(server.routing.metrics.clone());
-    for address in &server.listen {
-        info!("listening on {address}");
-    }
-    if let Some(address) = server.admin {
-        info!("admin on {address}");
-    }
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("can't start the signal loop")?
-        .block_on(obey_signals(path, &server))
+    let runtime = Builder::new_current_thread().enable_all().build().context("can't start the signal loop")?;
+    runtime.block_on(async {
+        // Before anything serves: a signal that nobody waits for would end the process.
+        let signals = Signals::take()?;
+        let server = Server::start(config)?;
+        count_panics(server.routing.metrics.clone());
+        for address in &server.listen {
+            info!("listening on {address}");
+        }
+        if let Some(address) = server.admin {
+            info!("admin on {address}");
+        }
+        signals.obey(path, &server).await;
+        Ok(())
+    })
 }
 
-/// Reloads on SIGHUP. On SIGTERM or SIGINT lets open requests end; on a second one leaves at once.
-async fn obey_signals(path: &Path, server: &Server) -> anyhow::Result<()> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    loop {
+/// `RUST_LOG` says what is logged, else it is what `info` has. Neither turns Pingora's logs on, unless it names them.
+fn begin_logging() {
+    let mut logger = env_logger::Builder::new();
+    logger.filter_level(LevelFilter::Info);
+    for module in SILENCED {
+        logger.filter_module(module, LevelFilter::Off);
+    }
+    logger.parse_default_env().init();
+}
+
+/// The signals that a service is told by.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn take() -> anyhow::Result<Self> {
+        Ok(Signals {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Reloads on SIGHUP. On SIGTERM or SIGINT lets open requests end; on a second one leaves at once.
+    async fn obey(mut self, path: &Path, server: &Server) {
+        loop {
+            tokio::select! {
+                _ = self.hangup.recv() => server.reload(path),
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+            }
+        }
+        let grace = server.routing.table().config.shutdown_grace;
+        info!("shutting down: open requests have {} s to end", grace.as_secs());
         tokio::select! {
-            _ = hangup.recv() => server.reload(path),
-            () = either(&mut terminate, &mut interrupt) => break,
+            drained = server.drain(grace) => match drained {
+                Drained::Whole => info!("every request has ended"),
+                Drained::Cut { open } => warn!("{open} requests were still open and are cut off"),
+            },
+            () = self.told_to_end() => warn!("told twice: open requests are cut off"),
         }
     }
-    let grace = server.routing.table().config.shutdown_grace;
-    info!("shutting down: open requests have {} s to end", grace.as_secs());
-    tokio::select! {
-        drained = server.drain(grace) => match drained {
-            Drained::Whole => info!("every request has ended"),
-            Drained::Cut { open } => warn!("{open} requests were still open and are cut off"),
-        },
-        () = either(&mut terminate, &mut interrupt) => warn!("told twice: open requests are cut off"),
-    }
-    Ok(())
-}
 
-async fn either(first: &mut Signal, second: &mut Signal) {
-    tokio::select! {
-        _ = first.recv() => {}
-        _ = second.recv() => {}
+    async fn told_to_end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }
 

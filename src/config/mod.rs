@@ -34,7 +34,7 @@ pub use error::{ConfigError, Problem};
 pub struct Config {
     /// Where clients connect. Never empty; no two overlap. Port 0 lets the kernel choose.
     pub listen: Vec<SocketAddr>,
-    /// Where metrics, status and drain are served; `None` when it is `off`.
+    /// Where metrics and status are served; `None` when it is `off`.
     pub admin: Option<SocketAddr>,
     /// The model of a request that names none: a name or an alias that exists.
     pub default_model: Option<String>,
@@ -157,9 +157,8 @@ impl Config {
             ));
         }
         if let Some(address) = self.admin.filter(|a| !a.ip().is_loopback()) {
-            warnings.push(format!(
-                "admin {address}: anyone who reaches this address can read the status and drain replicas"
-            ));
+            warnings
+                .push(format!("admin {address}: anyone who reaches this address can read the status and the metrics"));
         }
         warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
         warnings

@@ -5,7 +5,7 @@
 //! So a body of a known length over 64 KiB is kept here, and the retry buffer is turned on where no more than 64 KiB are
 //! left: then it never overflows, is never empty, and pingora always calls [`RequestBody::forward`]. A chunked body has no
 //! known length. It is kept here whole, and never read past the end of its JSON, so that pingora still finds its end
-//! unread and calls `forward` for that.
+//! unread and calls `forward` for that. Once that end was read, a chunked body over 64 KiB can't be sent again.
 
 use std::time::Duration;
 
@@ -21,6 +21,10 @@ use crate::config::Limits;
 use super::memory::Share;
 use super::refusal::Refusal;
 use super::search::BodySearch;
+
+/// How long a request may take in all until its model and session are known. With each read bounded too, this ends only
+/// bodies that trickle in; 32 MiB at 0.5 Mbit/s come in time.
+pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// Size of pingora's retry buffer: `BODY_BUF_LIMIT` in pingora-core's `protocols/http/v1/common.rs`, which isn't public.
 const RETRY_BUFFER_BYTES: usize = 64 * 1024;
@@ -39,8 +43,10 @@ pub struct RequestBody {
     repeated: usize,
     /// Whether the next call of `forward` begins an attempt, and so must send `own` first.
     at_start: bool,
-    /// Whether `own` was given up because the response has begun.
+    /// Whether there is no replay any more.
     released: bool,
+    /// The limit of a body without an announced length, as it was when the request came.
+    bytes_max: Option<usize>,
     share: Share,
 }
 
@@ -85,7 +91,7 @@ impl<'a> Reader<'a> {
 
     /// Reads until the search has its answer.
     pub async fn until_answered(&mut self) -> Result<(), Refusal> {
-        if self.search.is_over() || self.session.is_body_empty() {
+        if self.session.is_body_empty() {
             return Ok(());
         }
         self.invite_body().await?;
@@ -96,7 +102,7 @@ impl<'a> Reader<'a> {
             } else {
                 self.search.feed(&chunk);
             }
-            if !self.keep(&chunk) {
+            if !self.keep(&chunk, self.limits.replay_memory_bytes_max) {
                 return Err(Refusal::OutOfMemory);
             }
         }
@@ -116,7 +122,8 @@ impl<'a> Reader<'a> {
             if self.length.is_none() {
                 self.search.feed(&chunk);
             }
-            if !self.keep(&chunk) {
+            // Half of the memory is left to bodies that have to be kept.
+            if !self.keep(&chunk, self.limits.replay_memory_bytes_max / 2) {
                 break;
             }
         }
@@ -144,6 +151,7 @@ impl<'a> Reader<'a> {
             repeated,
             at_start: true,
             released: false,
+            bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
             share: self.share,
         })
     }
@@ -182,13 +190,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Keeps a chunk, and says whether that stayed within the memory of all turns.
-    fn keep(&mut self, chunk: &Bytes) -> bool {
+    /// Keeps a chunk, and says whether that stayed within the memory of all turns. A short body costs none of it: pingora
+    /// keeps it anyway.
+    fn keep(&mut self, chunk: &Bytes, memory_bytes_max: usize) -> bool {
         self.read += chunk.len();
-        if self.length.is_none_or(|length| length > RETRY_BUFFER_BYTES) {
-            self.own.extend_from_slice(chunk);
+        if self.length.is_some_and(|length| length <= RETRY_BUFFER_BYTES) {
+            return true;
         }
-        self.share.take(chunk.len(), self.limits.replay_memory_bytes_max)
+        self.own.extend_from_slice(chunk);
+        self.share.take(chunk.len(), memory_bytes_max)
     }
 }
 
@@ -206,12 +216,14 @@ impl RequestBody {
         if end_of_body && body.as_ref().is_some_and(Bytes::is_empty) {
             *body = None;
         }
-        if !std::mem::take(&mut self.at_start) || self.own.is_empty() {
-            return;
+        if std::mem::take(&mut self.at_start) && !self.own.is_empty() {
+            let piece = body.take().unwrap_or_default();
+            let fresh = piece.slice(self.repeated.min(piece.len())..);
+            *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&self.own, &fresh) });
         }
-        let piece = body.take().unwrap_or_default();
-        let fresh = piece.slice(self.repeated.min(piece.len())..);
-        *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&self.own, &fresh) });
+        if self.released {
+            self.free();
+        }
     }
 
     /// Whether the whole body can be sent again from its first byte.
@@ -227,10 +239,22 @@ impl RequestBody {
         nothing_sent || (in_retry_buffer && !session.as_ref().retry_buffer_truncated())
     }
 
-    /// The response has begun: no replay any more, so the memory can go.
+    /// There is no replay any more: the response has begun, or pingora couldn't keep what came later. The memory goes as
+    /// soon as its bytes have been sent.
     pub fn release(&mut self) {
-        self.own = Bytes::new();
         self.released = true;
+        if !self.at_start {
+            self.free();
+        }
+    }
+
+    /// Whether so many bytes are more than the request may have. A length that was announced was judged when it came.
+    pub fn is_over(&self, bytes: usize) -> bool {
+        self.bytes_max.is_some_and(|bytes_max| bytes > bytes_max)
+    }
+
+    fn free(&mut self) {
+        self.own = Bytes::new();
         self.share.release();
     }
 }

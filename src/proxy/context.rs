@@ -27,6 +27,8 @@ pub struct Context {
     pub tried: Vec<ReplicaId>,
     /// Whether the current replica was already given a second chance on a fresh connection.
     pub reconnected: bool,
+    /// Whether a replica took the turn and broke off before it answered.
+    pub broke: bool,
     /// Why kvpin answers the request itself.
     pub refusal: Option<Refusal>,
     /// The status of the engine's response.
@@ -77,6 +79,7 @@ impl Context {
             lease: None,
             tried: Vec::new(),
             reconnected: false,
+            broke: false,
             refusal: None,
             status: None,
             first_byte: None,

@@ -36,6 +36,7 @@ use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
+use tokio::time::timeout;
 
 use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
@@ -56,7 +57,7 @@ use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
 
-/// The most replicas that one turn is tried on. With each connection attempt bounded, a client waits for seconds at most.
+/// The most replicas that one turn is tried on, where none of them can be connected to. With each connection attempt bounded, a client waits for seconds at most.
 const TRIES_MAX: usize = 8;
 
 /// The proxy, as Pingora drives it.
@@ -90,7 +91,7 @@ impl ProxyHttp for Proxy {
             Ok(Admitted::ToReplica) => Ok(false),
             Ok(Admitted::Answered) => Ok(true),
             Err(refusal) => {
-                self.refuse(session, context, refusal).await?;
+                self.refuse(session, context, refusal).await;
                 Ok(true)
             }
         }
@@ -98,8 +99,8 @@ impl ProxyHttp for Proxy {
 
     async fn upstream_peer(&self, session: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
         if context.lease.is_none() {
-            self.routing.metrics.retries.inc();
             context.acquire().map_err(|refusal| refused(context, refusal))?;
+            self.routing.metrics.retries.inc();
         }
         let Some(lease) = &context.lease else { return Err(refused(context, Refusal::Internal)) };
         if let Some(body) = &mut context.body {
@@ -137,13 +138,15 @@ impl ProxyHttp for Proxy {
         end_of_stream: bool,
         context: &mut Context,
     ) -> Result<()> {
-        let bytes_max = self.routing.table().config.limits.body_bytes_max;
-        if session.body_bytes_read() > bytes_max {
-            // Chunked, so its length wasn't known. The replica sees its request break off.
+        let Some(kept) = &mut context.body else { return Ok(()) };
+        if kept.is_over(session.body_bytes_read()) {
+            // The replica sees its request break off.
+            let bytes_max = self.routing.table().config.limits.body_bytes_max;
             return Err(refused(context, Refusal::BodyTooLarge { bytes_max }));
         }
-        if let Some(kept) = &mut context.body {
-            kept.forward(body, end_of_stream);
+        kept.forward(body, end_of_stream);
+        if session.as_ref().retry_buffer_truncated() {
+            kept.release();
         }
         Ok(())
     }
@@ -205,7 +208,7 @@ impl ProxyHttp for Proxy {
             ErrorSource::Upstream if !has_answered(session) => {
                 let stale = client_reused && !context.reconnected && can_replay(session, context);
                 context.reconnected |= stale;
-                stale || self.try_elsewhere(session, context)
+                stale || self.try_after_break(session, context)
             }
             ErrorSource::Upstream | ErrorSource::Downstream | ErrorSource::Internal | ErrorSource::Unset => false,
         };
@@ -219,14 +222,9 @@ impl ProxyHttp for Proxy {
             return FailToProxy { error_code: 0, can_reuse_downstream: false };
         }
         let refusal = context.refusal.take().unwrap_or_else(|| refusal_of(error, context));
-        let failed = FailToProxy {
-            error_code: refusal.answer(context.dialect).status,
-            can_reuse_downstream: refusal.keeps_connection(),
-        };
-        if let Err(error) = self.refuse(session, context, refusal).await {
-            debug!("the client was gone before it could be told: {}", error.etype().as_str());
-        }
-        failed
+        let error_code = refusal.answer(context.dialect).status;
+        self.refuse(session, context, refusal).await;
+        FailToProxy { error_code, can_reuse_downstream: session.get_keepalive().is_some() }
     }
 
     fn suppress_error_log(&self, _session: &Session, _context: &Context, _error: &Error) -> bool {
@@ -306,7 +304,7 @@ impl Proxy {
         let wanted = if named.is_some() { Wanted::Model } else { Wanted::ModelAndSession };
         let mut search = BodySearch::new(&session.req_header().headers, wanted);
         let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
-        reader.until_answered().await?;
+        timeout(body::ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
         reader.for_replay().await?;
         let body = reader.finish()?;
         let headers = &session.req_header().headers;
@@ -316,10 +314,12 @@ impl Proxy {
         Ok((request, body))
     }
 
-    /// Answers a request with an error of kvpin's own.
-    async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) -> Result<()> {
+    /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
+    async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
-        if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
+        // Once a replica was tried, pingora closes the connection whatever it is told.
+        let keeps = context.tried.is_empty() && refusal.keeps_connection();
+        if keeps && body::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
@@ -329,7 +329,16 @@ impl Proxy {
         }
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
-        local::write(session, answer).await
+        if let Err(error) = local::write(session, answer).await {
+            debug!("the client was gone before it could be told: {}", error.etype().as_str());
+            session.set_keepalive(None);
+        }
+    }
+
+    /// After a replica took the turn and broke off, one more is tried: what broke the first may break them all.
+    fn try_after_break(&self, session: &mut Session, context: &mut Context) -> bool {
+        let first_time = !std::mem::replace(&mut context.broke, true);
+        first_time && self.try_elsewhere(session, context)
     }
 
     /// Leaves the replica that failed, if the turn can begin anew on another one.

@@ -120,7 +120,7 @@ impl Refusal {
             status: kind.status,
             retry_after_s: (kind.status == 503).then_some(RETRY_AFTER_S),
             allow: match self {
-                Refusal::WrongMethod { allowed } => Some(allowed),
+                Refusal::WrongMethod { allowed } => Some(*allowed),
                 _ => None,
             },
             body: body.to_string(),

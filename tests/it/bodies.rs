@@ -267,14 +267,18 @@ async fn bodies_that_are_more_than_the_budget_of_all_are_refused_as_overload() {
         json!({ "body_bytes_max": "3MiB", "replay_bytes_max": "3MiB", "replay_memory_bytes_max": "3MiB" });
     let kvpin = Kvpin::start(&config).await;
     let call = Call::post("/v1/messages", body(2 * MIB, Place::Last)).chunked(64 * KIB);
-    let mut holder = kvpin.connect().await;
-    holder.send(&call.head_bytes()).await;
     let sent = call.body_bytes();
-    let (front, back) = sent.split_at(MIB + 512 * KIB);
-    holder.send(front).await;
-    let reply = kvpin.call(&call).await;
+    // Together these are over the budget, and neither ends before both are there.
+    let (front, back) = sent.split_at(MIB + 768 * KIB);
+    let mut holders = [kvpin.connect().await, kvpin.connect().await];
+    for holder in &mut holders {
+        holder.send(&call.head_bytes()).await;
+        holder.send(front).await;
+    }
+    let [one, two] = &mut holders;
+    let (one, two) = tokio::join!(one.rest(back), two.rest(back));
     // Which of the two goes over the budget depends on whose bytes are read first.
-    let refused = if reply.status() == 200 { holder.rest(back).await } else { reply };
+    let refused = if one.status() == 200 { two } else { one };
     assert_eq!((refused.status(), refused.anthropic_error().0.as_str()), (503, "overloaded_error"));
     assert!(refused.header("retry-after").is_some());
 }
