@@ -82,6 +82,13 @@ impl Child {
         }
         Ok(Duration::from_nanos(ran_ns))
     }
+
+    /// Bytes of memory that it has resident.
+    pub fn memory_bytes(&self) -> anyhow::Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+    }
 }
 
 impl Drop for Child {

@@ -62,7 +62,7 @@ async fn stream_all(arm: &Arm, streams: usize) -> anyhow::Result<Vec<Read>> {
                 // Spread over a gap, as streams of different turns are.
                 tokio::time::sleep(Duration::from_micros(5_000 * number as u64 / streams as u64)).await;
                 let mut connection = Connection::open(address).await?;
-                connection.send(&events_request(EVENTS)).await?;
+                connection.send(&events_request(EVENTS, 1_000)).await?;
                 connection.events().await
             })
         })

@@ -118,9 +118,9 @@ pub fn json_request(body_bytes: usize, model_at: ModelAt, session: &str) -> Vec<
     request(&format!("x-session-id: {session}\r\n"), &body(body_bytes, model_at))
 }
 
-/// A request for a stream of so many events, with a body of a kilobyte.
-pub fn events_request(count: usize) -> Vec<u8> {
-    request(&format!("x-session-id: {SESSION}\r\n{EVENTS_HEADER}: {count}\r\n"), &body(1024, ModelAt::First))
+/// A request for a stream of so many events, with a body of so many bytes.
+pub fn events_request(count: usize, body_bytes: usize) -> Vec<u8> {
+    request(&format!("x-session-id: {SESSION}\r\n{EVENTS_HEADER}: {count}\r\n"), &body(body_bytes, ModelAt::First))
 }
 
 fn request(headers: &str, body: &str) -> Vec<u8> {

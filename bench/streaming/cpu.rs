@@ -132,7 +132,7 @@ async fn streams(connections: Vec<Connection>) -> anyhow::Result<usize> {
         .into_iter()
         .map(|mut connection| {
             tokio::spawn(async move {
-                connection.send(&events_request(EVENTS)).await?;
+                connection.send(&events_request(EVENTS, 1_000)).await?;
                 connection.events().await
             })
         })

@@ -4,10 +4,10 @@
 //! ```text
 //! client ----------------------------> stub upstream      direct
 //! client --> kvpin in this process --> stub upstream      chunks, first_byte
-//! client --> kvpin or nginx, a child process --> stub     cpu
+//! client --> kvpin or nginx, a child process --> stub     cpu, memory
 //! ```
 //!
-//! `cargo bench --bench streaming [-- chunks|first_byte|cpu ...]` runs everything or the parts named, in under two
+//! `cargo bench --bench streaming [-- chunks|first_byte|cpu|memory ...]` runs everything or the parts named, in under two
 //! minutes. Without `--bench` (`cargo test --benches`) each part runs once and small, so that it does not rot.
 
 mod arm;
@@ -17,6 +17,7 @@ mod client;
 mod cpu;
 mod figures;
 mod first_byte;
+mod memory;
 mod stub;
 
 use anyhow::Context as _;
@@ -62,6 +63,9 @@ fn main() -> anyhow::Result<()> {
         }
         if is_wanted("cpu") {
             cpu::run(&stub, effort).await.context("cpu")?;
+        }
+        if is_wanted("memory") {
+            memory::run(&stub, effort).await.context("memory")?;
         }
         Ok(())
     })
