@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
-use crate::balancer::{Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
+use crate::balancer::{self, Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
 use crate::config::{self, Balancing, Config, ModelConfig};
 use crate::conversation::KeySecret;
 use crate::metrics::Metrics;
@@ -136,6 +136,9 @@ impl Model {
 fn new_dispatcher(model: &ModelConfig, clock: Clock) -> Arc<Dispatcher> {
     Arc::new(Dispatcher::new(clock, Balancer::new(policy(model), specs(model), clock.now())))
 }
+
+// What `check` says of a file must be what the balancer does; neither may know the other.
+const _: () = assert!(ModelConfig::ASSUMED_MAX_NUM_SEQS == balancer::ASSUMED_MAX_NUM_SEQS);
 
 fn policy(model: &ModelConfig) -> Policy {
     Policy {

@@ -165,6 +165,19 @@ async fn a_client_that_waits_to_be_told_to_go_on_is_told() {
 }
 
 #[tokio::test]
+async fn a_client_with_a_body_that_kvpin_does_not_look_into_is_told_to_go_on_too() {
+    let behind = recorder_behind_kvpin().await;
+    let call = Call::post(PATH, body(300 * KIB, Place::Last)).header("Expect", "100-continue");
+    let call = call.header("Content-Encoding", "zstd");
+    let mut wire = behind.kvpin.connect().await;
+    wire.send(&call.head_bytes()).await;
+    assert_eq!(wire.head("POST").await.status, 100, "before any byte of the body");
+    wire.send(&call.body_bytes()).await;
+    let reply = wire.reply("POST").await.expect("a response");
+    assert_arrived(&call, &reply, &behind.recorder, "compressed, as far as kvpin knows");
+}
+
+#[tokio::test]
 async fn a_slow_upload_reaches_the_replica_while_it_goes_on() {
     let mut hand = Hand::start();
     let kvpin = Kvpin::serve(json!({ "m": { "replicas": [hand.url()] } })).await;

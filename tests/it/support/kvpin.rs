@@ -44,10 +44,10 @@ pub fn run(arguments: &[&str]) -> Output {
     Command::new(BINARY).args(arguments).env_remove("RUST_LOG").output().expect("kvpin runs")
 }
 
-/// Starts the binary with both of its outputs at hand.
+/// Starts the binary with both of its outputs at hand. It logs all that an operator may ask for while looking for a fault.
 pub fn spawn(arguments: &[&str]) -> Child {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.args(arguments).env("RUST_LOG", "debug").stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvpin starts")
 }
 
