@@ -61,7 +61,16 @@ pub fn key(number: u64) -> ConversationKey {
 
 /// A turn of a conversation, or of none.
 pub fn turn(conversation: Option<ConversationKey>) -> Turn<'static> {
-    Turn { conversation, kind: TurnKind::Conversation, client_pin: None, ranks: Ranks::Obeyed, tried: &[] }
+    Turn {
+        conversation,
+        aliases: &[],
+        parent: None,
+        chain: None,
+        kind: TurnKind::Conversation,
+        client_pin: None,
+        ranks: Ranks::Obeyed,
+        tried: &[],
+    }
 }
 
 fn spec(number: u16) -> ReplicaSpec {

@@ -35,6 +35,9 @@ fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
 fn turn(key: u64) -> Turn<'static> {
     Turn {
         conversation: Some(ConversationKey(key)),
+        aliases: &[],
+        parent: None,
+        chain: None,
         kind: TurnKind::Conversation,
         client_pin: None,
         ranks: Ranks::Obeyed,

@@ -234,6 +234,9 @@ impl Balancer {
         if turn.kind == TurnKind::Side {
             return Ok((self.least_loaded(turn, Weigh::Requests, now)?, Decision::Side));
         }
+        if turn.kind == TurnKind::Stateless {
+            return self.unpinned(turn, Unpinned::NoHistory, now);
+        }
         let Some(key) = turn.conversation else {
             return self.unpinned(turn, Unpinned::NoSession, now);
         };

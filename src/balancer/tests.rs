@@ -373,6 +373,9 @@ fn policy() -> Policy {
 fn turn(conversation: u64) -> Turn<'static> {
     Turn {
         conversation: Some(ConversationKey(conversation)),
+        aliases: &[],
+        parent: None,
+        chain: None,
         kind: TurnKind::Conversation,
         client_pin: None,
         ranks: Ranks::Obeyed,
@@ -423,6 +426,9 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
             let tried: Vec<_> = tried.iter().map(|index| id(*index)).collect();
             let turn = Turn {
                 conversation: conversation.map(ConversationKey),
+                aliases: &[],
+                parent: None,
+                chain: None,
                 kind: *kind,
                 client_pin: client_pin.map(id),
                 ranks: Ranks::Obeyed,

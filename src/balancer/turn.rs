@@ -1,6 +1,6 @@
 //! What goes into a decision and what comes out of it.
 
-use crate::conversation::ConversationKey;
+use crate::conversation::{Chain, ConversationKey};
 
 use super::replica::ReplicaId;
 
@@ -9,6 +9,13 @@ use super::replica::ReplicaId;
 pub struct Turn<'a> {
     /// The conversation the turn belongs to, if the client named one.
     pub conversation: Option<ConversationKey>,
+    /// Other ids in the same request that name the same conversation.
+    pub aliases: &'a [ConversationKey],
+    /// The conversation that this one is a subagent or a child session of.
+    pub parent: Option<ConversationKey>,
+    /// The turn's history, where its whole body was at hand: names a conversation that has no id, and finds the
+    /// conversation that a new one was forked from.
+    pub chain: Option<&'a Chain>,
     pub kind: TurnKind,
     /// The replica that the client itself named.
     pub client_pin: Option<ReplicaId>,
@@ -23,8 +30,10 @@ pub struct Turn<'a> {
 pub enum TurnKind {
     /// Generates from a history that the next turn will extend.
     Conversation,
-    /// Token counting and the like: it neither makes, moves nor refreshes a pin.
+    /// Token counting, title generation and the like: it neither makes, moves nor refreshes a pin.
     Side,
+    /// Embeddings, transcriptions and the like: work of its own that leaves no history behind.
+    Stateless,
 }
 
 /// Whether `X-data-parallel-rank` reaches the rank it names.
@@ -58,6 +67,8 @@ pub enum Decision {
 pub enum Placement {
     /// The conversation wasn't known.
     New,
+    /// It wasn't known either, and shares its history with a conversation on the replica it was given.
+    Forked,
     /// The replica it was pinned to is down.
     HomeDown,
     /// The replica it was pinned to is no longer configured.
@@ -69,8 +80,10 @@ pub enum Placement {
 /// Why a turn could not be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unpinned {
-    /// The client named no conversation.
+    /// The request named no conversation, and its history could not be read.
     NoSession,
+    /// The endpoint keeps no history that a later request could extend.
+    NoHistory,
     /// The model is configured without affinity.
     AffinityOff,
     /// The endpoint ignores the rank header and the chosen replica is a rank.
@@ -121,6 +134,7 @@ impl Decision {
         match self {
             Decision::Placed { reason } => Some(match reason {
                 Placement::New => "new",
+                Placement::Forked => "forked",
                 Placement::HomeDown => "home_down",
                 Placement::HomeRemoved => "home_removed",
                 Placement::HomeFailed => "home_failed",
@@ -128,6 +142,7 @@ impl Decision {
             Decision::Spilled { .. } => Some("over_threshold"),
             Decision::Unpinned { reason } => Some(match reason {
                 Unpinned::NoSession => "no_session",
+                Unpinned::NoHistory => "no_history",
                 Unpinned::AffinityOff => "affinity_off",
                 Unpinned::RankIgnored => "rank_ignored",
             }),

@@ -1,5 +1,7 @@
 //! What a body was found to say, and how far the search for it is.
 
+use std::ops::Range;
+
 use super::literal::Fault;
 use super::path::Target;
 use super::session::SessionValue;
@@ -69,6 +71,21 @@ pub struct Fields {
     pub conversation: Option<SessionValue>,
     pub conversation_id: Option<SessionValue>,
     pub prompt_cache_key: Option<SessionValue>,
+    /// Where in the body the model's value stands, with its quotes: byte offsets. `None` unless it is a JSON string.
+    pub model_span: Option<Range<usize>>,
+    pub shape: Shape,
+}
+
+/// What tells an agent's turn from its title generation and the like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// `tools` has at least one entry.
+    pub has_tools: bool,
+    /// `thinking` is there and not of type `disabled`.
+    pub has_thinking: bool,
+    /// The answer has to follow a JSON schema: `output_config.format`, `response_format` or `text.format` of type
+    /// `json_schema`.
+    pub has_json_schema: bool,
 }
 
 impl Fields {

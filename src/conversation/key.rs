@@ -5,6 +5,7 @@ use std::hash::Hasher;
 
 use siphasher::sip::SipHasher24;
 
+use super::history::{Chain, ChainKey, History, Link, Step};
 use super::identity::Explicit;
 
 /// A conversation, under one API key and one model. Prints as 16 hexadecimal digits, the only form
@@ -46,6 +47,20 @@ impl KeySecret {
         let agent = conversation.agent.as_ref().map_or("", |agent| agent.as_str());
         write_part(&mut hasher, agent.as_bytes());
         ConversationKey(hasher.finish())
+    }
+
+    /// The history of a turn within a scope and a model, as in [`KeySecret::key`].
+    pub fn chain(&self, scope: &[u8], model: &str, history: &History) -> Chain {
+        let mut root = SipHasher24::new_with_key(&self.0);
+        write_part(&mut root, scope);
+        write_part(&mut root, model.as_bytes());
+        root.write(&history.system.to_le_bytes());
+        let link = |step: &Step| {
+            let mut hasher = root;
+            hasher.write(&step.hash.to_le_bytes());
+            Link { key: ChainKey(hasher.finish()), text_bytes: step.text_bytes }
+        };
+        Chain { links: history.steps.iter().map(link).collect(), is_continued: history.is_continued }
     }
 }
 

@@ -21,6 +21,7 @@
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
 mod fields;
+mod history;
 mod identity;
 mod key;
 mod literal;
@@ -33,7 +34,8 @@ mod scanner;
 mod session;
 mod skip;
 
-pub use fields::{Fields, Model, Progress};
+pub use fields::{Fields, Model, Progress, Shape};
+pub use history::{Chain, ChainKey, History, Link};
 pub use identity::{Explicit, Identity, Source, headers_name_session, identify};
 pub use key::{ConversationKey, KeySecret};
 pub use multipart::FormScanner;

@@ -177,6 +177,7 @@ fn expected(root: &Node) -> Fields {
         conversation: root.entries("conversation").find_map(conversation),
         conversation_id: root.entries("conversation_id").find_map(session),
         prompt_cache_key: root.entries("prompt_cache_key").find_map(session),
+        ..Fields::default()
     }
 }
 

@@ -8,6 +8,7 @@
 //! bytes, a depth, and what it found.
 
 use super::fields::{Fields, Model, Progress};
+use super::history::History;
 use super::literal::Literal;
 use super::path::{LONGEST_KEY, Scope, Target};
 use super::skip::Skipper;
@@ -23,8 +24,11 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xEF, 0xBB, 0xBF];
 /// What the body is searched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The model only, where a header names the session. The search ends with the model's value.
+    /// The model only: the request belongs to no conversation, or none that is pinned. The search ends with the model's
+    /// value.
     Model,
+    /// Everything, but the search ends with the model's value: a header names the session.
+    ModelFirst,
     /// The search ends early only with a usable session in `metadata.user_id`, which no other field
     /// outranks.
     ModelAndSession,
@@ -121,10 +125,15 @@ impl Scanner {
         &self.fields
     }
 
+    /// The conversation's past. `None` unless the whole body was fed, was readable, and held messages.
+    pub fn history(&self) -> Option<&History> {
+        None
+    }
+
     fn answered(&self) -> bool {
         let model = self.fields.model != Model::Absent;
         match self.wanted {
-            Wanted::Model => model,
+            Wanted::Model | Wanted::ModelFirst => model,
             Wanted::ModelAndSession => model && self.fields.metadata_session.is_some(),
         }
     }
@@ -232,7 +241,7 @@ impl Scanner {
         let wanted = if target == Target::Model {
             self.fields.note_model_said()
         } else {
-            self.wanted == Wanted::ModelAndSession
+            self.wanted != Wanted::Model
         };
         if wanted { target } else { Target::Nothing }
     }

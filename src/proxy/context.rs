@@ -92,6 +92,9 @@ impl Context {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
         let turn = Turn {
             conversation: request.conversation,
+            aliases: &[],
+            parent: None,
+            chain: None,
             kind: request.kind,
             client_pin: request.client_pin,
             ranks: request.ranks,
