@@ -65,6 +65,7 @@ fn model(name: &str) -> Arc<Model> {
         aliases: vec![format!("{name}-alias")],
         affinity: true,
         client_pins: true,
+        send_session_id: true,
         dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
     })
 }

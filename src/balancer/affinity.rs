@@ -119,6 +119,10 @@ impl Affinity {
         Some(self.put(key, Pin { last_used: now, ..pin }))
     }
 
+    pub fn knows(&self, key: ConversationKey, now: Duration) -> bool {
+        self.active.get(&key).or_else(|| self.idle.get(&key)).is_some_and(|pin| !self.is_forgotten(pin, now))
+    }
+
     /// Pins a conversation that has no pin.
     pub fn insert(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) -> &mut Pin {
         debug_assert!(!self.active.contains_key(&key) && !self.idle.contains_key(&key));

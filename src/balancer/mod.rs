@@ -227,6 +227,11 @@ impl Balancer {
         snapshot::take(self, now)
     }
 
+    /// Whether a conversation is pinned.
+    pub fn knows(&self, key: ConversationKey, now: Duration) -> bool {
+        self.affinity.knows(key, now)
+    }
+
     fn decide(&mut self, turn: &Turn<'_>, now: Duration) -> Result<(ReplicaId, Decision), Refusal> {
         if let Some(named) = turn.client_pin {
             return self.decide_client_pinned(named, turn, now);

@@ -30,14 +30,16 @@ mod parameter;
 mod path;
 #[cfg(test)]
 mod properties;
+mod purpose;
 mod scanner;
 mod session;
 mod skip;
 
 pub use fields::{Fields, Model, Progress, Shape};
 pub use history::{Chain, ChainKey, History, Link};
-pub use identity::{Explicit, Identity, Source, headers_name_session, identify};
+pub use identity::{Explicit, Identity, IdentityRules, Source};
 pub use key::{ConversationKey, KeySecret};
 pub use multipart::FormScanner;
+pub use purpose::{AUXILIARY_BYTES_MAX, Api, Purpose};
 pub use scanner::{Scanner, Wanted};
 pub use session::SessionValue;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::balancer::{Balancer, Decision, Outcome, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
 
-pub use routing::{Model, Reloaded, Routing, Table};
+pub use routing::{Model, Named, Reloaded, Routing, Table};
 
 /// Time since the process began to serve, the same for every balancer. It never goes back.
 #[derive(Clone, Copy, Debug)]

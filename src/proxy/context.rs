@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 
 use crate::balancer::{Outcome, Ranks, ReplicaId, Turn, TurnKind};
-use crate::conversation::{ConversationKey, Source};
+use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
 
 use super::body::RequestBody;
@@ -44,6 +44,12 @@ pub struct EngineRequest {
     pub kind: TurnKind,
     pub ranks: Ranks,
     pub conversation: Option<ConversationKey>,
+    /// Other ids of the same conversation.
+    pub aliases: Vec<ConversationKey>,
+    /// The conversation that this one was started by.
+    pub parent: Option<ConversationKey>,
+    /// The history, until the response begins.
+    pub chain: Option<Chain>,
     /// What named the conversation.
     pub source: Option<Source>,
     pub client_pin: Option<ReplicaId>,
@@ -92,9 +98,9 @@ impl Context {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
         let turn = Turn {
             conversation: request.conversation,
-            aliases: &[],
-            parent: None,
-            chain: None,
+            aliases: &request.aliases,
+            parent: request.parent,
+            chain: request.chain.as_ref(),
             kind: request.kind,
             client_pin: request.client_pin,
             ranks: request.ranks,
@@ -123,12 +129,21 @@ impl Context {
         if let Some(body) = &mut self.body {
             body.release();
         }
+        if let Some(request) = &mut self.request {
+            request.chain = None;
+        }
         if self.is_good()
             && let Some(lease) = &mut self.lease
         {
             lease.served();
         }
         Some(elapsed)
+    }
+
+    /// What the engine is told of the conversation, if it is told: its key, never the client's id.
+    pub fn session_id_to_send(&self) -> Option<ConversationKey> {
+        let request = self.request.as_ref().filter(|request| request.model.send_session_id)?;
+        request.conversation
     }
 
     /// Whether the engine has accepted the turn.

@@ -117,16 +117,23 @@ async fn the_only_model_serves_whatever_names_none() {
 }
 
 #[tokio::test]
-async fn the_list_of_models_has_every_name_in_a_shape_that_both_dialects_read() {
+async fn the_list_of_models_has_every_name_in_the_shape_of_the_callers_api() {
     let two = two_models().await;
-    let kvpin = &two.kvpin;
-    let reply = kvpin.call(&Call::get("/v1/models?limit=1000")).await;
-    assert_eq!(reply.status(), 200);
-    let list = reply.json();
-    let ids: Vec<_> = list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
-    assert_eq!(ids, ["north", "up", "claude-sonnet-4-5", "south"]);
-    assert_eq!((&list["object"], &list["has_more"]), (&json!("list"), &json!(false)));
-    assert!(list["data"].as_array().into_iter().flatten().all(|m| m["object"] == "model" && m["type"] == "model"));
+    let names = ["north", "up", "claude-sonnet-4-5", "south"];
+    let openai = Call::get("/v1/models?limit=1000");
+    for (call, kind) in [(openai.clone(), "object"), (openai.header("anthropic-version", "2023-06-01"), "type")] {
+        let reply = two.kvpin.call(&call).await;
+        assert_eq!(reply.status(), 200);
+        let list = reply.json();
+        let models: Vec<_> = list["data"].as_array().into_iter().flatten().collect();
+        assert_eq!(models.iter().filter_map(|model| model["id"].as_str()).collect::<Vec<_>>(), names);
+        assert!(models.iter().all(|model| model[kind] == "model"), "{list}");
+        let ends = [&list["object"], &list["has_more"], &list["first_id"], &list["last_id"]];
+        match kind {
+            "object" => assert_eq!(ends, [&json!("list"), &Value::Null, &Value::Null, &Value::Null]),
+            _ => assert_eq!(ends, [&Value::Null, &json!(false), &json!("north"), &json!("south")]),
+        }
+    }
     assert_eq!(two.north.count(), 0, "kvpin answers it");
 }
 
