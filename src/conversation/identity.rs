@@ -17,6 +17,7 @@ pub enum Source {
     Operator,
     ClaudeCodeSession,
     Thread,
+    ThreadUnderscore,
     Session,
     SessionUnderscore,
     XSession,
@@ -26,7 +27,10 @@ pub enum Source {
     OpenwebuiChat,
     KilocodeTask,
     AgentSession,
+    GooseSession,
     XConversation,
+    ConversationUnderscore,
+    DynamoSession,
     BodyMetadata,
     BodySession,
     BodyConversation,
@@ -41,6 +45,7 @@ impl Source {
             Source::Operator => "session_headers",
             Source::ClaudeCodeSession => "x-claude-code-session-id",
             Source::Thread => "thread-id",
+            Source::ThreadUnderscore => "thread_id",
             Source::Session => "session-id",
             Source::SessionUnderscore => "session_id",
             Source::XSession => "x-session-id",
@@ -50,7 +55,10 @@ impl Source {
             Source::OpenwebuiChat => "x-openwebui-chat-id",
             Source::KilocodeTask => "x-kilocode-taskid",
             Source::AgentSession => "agent-session-id",
+            Source::GooseSession => "goose-session-id",
             Source::XConversation => "x-conversation-id",
+            Source::ConversationUnderscore => "conversation_id",
+            Source::DynamoSession => "x-dynamo-session-id",
             Source::BodyMetadata => "body.metadata.user_id",
             Source::BodySession => "body.session_id",
             Source::BodyConversation => "body.conversation",
@@ -120,11 +128,17 @@ static PARENTS: [HeaderName; 3] = [
     HeaderName::from_static("x-kilocode-parent-taskid"),
 ];
 
+/// What names the session that a thread is part of.
+static SESSIONS: [HeaderName; 2] =
+    [HeaderName::from_static(Source::Session.as_str()), HeaderName::from_static(Source::SessionUnderscore.as_str())];
+
 /// In order of precedence, before every rule for the body. Codex's thread comes before its session
-/// because subagents have the session in common and the thread not.
-static HEADER_RULES: [HeaderRule; 12] = [
+/// because subagents have the session in common and the thread not; its older versions wrote both with underscores, and
+/// the oldest `conversation_id`.
+static HEADER_RULES: [HeaderRule; 16] = [
     header_rule(Source::ClaudeCodeSession, Unit::SessionWithAgents),
     header_rule(Source::Thread, Unit::Agent),
+    header_rule(Source::ThreadUnderscore, Unit::Agent),
     header_rule(Source::Session, Unit::Session),
     header_rule(Source::SessionUnderscore, Unit::Session),
     header_rule(Source::XSession, Unit::Session),
@@ -134,7 +148,10 @@ static HEADER_RULES: [HeaderRule; 12] = [
     header_rule(Source::OpenwebuiChat, Unit::Session),
     header_rule(Source::KilocodeTask, Unit::Session),
     header_rule(Source::AgentSession, Unit::Session),
+    header_rule(Source::GooseSession, Unit::Session),
     header_rule(Source::XConversation, Unit::Session),
+    header_rule(Source::ConversationUnderscore, Unit::Session),
+    header_rule(Source::DynamoSession, Unit::Session),
 ];
 
 /// In order of precedence. `metadata.user_id` holds the id that Claude Code also puts into its
@@ -203,7 +220,7 @@ fn explicit(headers: &HeaderMap, session: SessionValue, unit: Unit, source: Sour
 /// Whether `other` names the same conversation as the id that won. An id of a whole session is none for one agent in it:
 /// it would hand the session's own conversation to the first subagent that comes by.
 fn is_alias(conversation: &Explicit, other: &Explicit) -> bool {
-    let is_of_one_agent = conversation.source == Source::Thread || conversation.agent != other.agent;
+    let is_of_one_agent = is_thread(conversation) || conversation.agent != other.agent;
     let is_the_same = conversation.session == other.session && conversation.agent == other.agent;
     !is_of_one_agent && !is_the_same
 }
@@ -215,14 +232,18 @@ fn parent(headers: &HeaderMap, conversation: &Explicit) -> Option<Explicit> {
         of(conversation.session.clone(), header_value(headers, &CLAUDE_CODE_PARENT_AGENT))
     } else {
         let named = PARENTS.iter().find_map(|header| header_value(headers, header));
-        let session = || (conversation.source == Source::Thread).then(|| header_value(headers, &SESSION)).flatten();
+        let session =
+            || SESSIONS.iter().filter(|_| is_thread(conversation)).find_map(|name| header_value(headers, name));
         of(named.or_else(session)?, None)
     };
     let is_itself = parent.session == conversation.session && parent.agent == conversation.agent;
     (!is_itself).then_some(parent)
 }
 
-const SESSION: HeaderName = HeaderName::from_static(Source::Session.as_str());
+/// A thread is one agent of a session.
+fn is_thread(conversation: &Explicit) -> bool {
+    matches!(conversation.source, Source::Thread | Source::ThreadUnderscore)
+}
 
 /// A header given twice has a value only where both say the same: one of them was added on the way.
 fn header_value(headers: &HeaderMap, name: &HeaderName) -> Option<SessionValue> {
@@ -262,9 +283,10 @@ mod tests {
         Some((explicit.source, explicit.session.as_str().to_owned(), agent))
     }
 
-    const ALL_HEADERS: [&str; 12] = [
+    const ALL_HEADERS: [&str; 16] = [
         "x-claude-code-session-id",
         "thread-id",
+        "thread_id",
         "session-id",
         "session_id",
         "x-session-id",
@@ -274,7 +296,10 @@ mod tests {
         "x-openwebui-chat-id",
         "x-kilocode-taskid",
         "agent-session-id",
+        "goose-session-id",
         "x-conversation-id",
+        "conversation_id",
+        "x-dynamo-session-id",
     ];
 
     const ALL_FIELDS: [(&str, &str); 5] = [
@@ -391,7 +416,8 @@ mod tests {
     #[test]
     fn an_agent_knows_what_started_it() {
         type Lines = &'static [(&'static str, &'static [u8])];
-        let cases: [(Lines, Option<(&str, Option<&str>)>); 8] = [
+        type Said = (&'static str, Option<&'static str>);
+        let cases: [(Lines, Option<Said>); 9] = [
             (&[("x-claude-code-session-id", b"s")], None),
             (&[("x-claude-code-session-id", b"s"), ("x-claude-code-agent-id", b"a")], Some(("s", None))),
             (
@@ -404,6 +430,7 @@ mod tests {
             ),
             (&[("thread-id", b"t"), ("session-id", b"t")], None),
             (&[("thread-id", b"t"), ("session-id", b"s")], Some(("s", None))),
+            (&[("thread_id", b"t"), ("session_id", b"s")], Some(("s", None))),
             (&[("thread-id", b"t"), ("session-id", b"s"), ("x-codex-parent-thread-id", b"p")], Some(("p", None))),
             (&[("x-session-id", b"c"), ("x-parent-session-id", b"p")], Some(("p", None))),
             (&[("x-kilocode-taskid", b"c"), ("x-kilocode-parent-taskid", b"p")], Some(("p", None))),
