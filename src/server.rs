@@ -84,8 +84,7 @@ impl Server {
 
         let control = runtime("kvpin-admin", 1)?;
         if let Some(address) = admin {
-            let counted = open.clone();
-            let mut page = admin::service(Arc::clone(&routing), address, Arc::new(move || counted.count()));
+            let mut page = admin::service(Arc::clone(&routing), address, proxied(&routing, &open));
             let admin_shutdown = on_shutdown.clone();
             control.spawn(async move { page.start_service(Some(fds), admin_shutdown, 1).await });
         }
@@ -167,6 +166,18 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
         .enable_all()
         .build()
         .context("can't start the runtime")
+}
+
+/// What the admin listener may know of the proxy.
+fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
+    let (routing, open) = (Arc::clone(routing), open.clone());
+    Proxied {
+        count_open: Box::new(move || open.count()),
+        explain: Box::new(move |raw| {
+            let explanation = proxy::explain(&routing, raw).map_err(|error| error.to_string())?;
+            serde_json::to_string(&explanation).map_err(|error| error.to_string())
+        }),
+    }
 }
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {

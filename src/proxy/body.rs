@@ -368,7 +368,7 @@ pub async fn linger(session: &mut Session) {
 }
 
 /// The length that a head announces for its body; `None` for a chunked one.
-fn announced_length(headers: &HeaderMap) -> Option<usize> {
+pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
     if headers.contains_key(http::header::TRANSFER_ENCODING) {
         return None;
     }

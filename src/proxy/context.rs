@@ -62,6 +62,22 @@ pub struct OpenRequests(Arc<AtomicUsize>);
 /// Counts one request as open until it is dropped.
 struct Open(OpenRequests);
 
+impl EngineRequest {
+    /// The request as the balancer sees it.
+    pub fn turn<'a>(&'a self, tried: &'a [ReplicaId]) -> Turn<'a> {
+        Turn {
+            conversation: self.conversation,
+            aliases: &self.aliases,
+            parent: self.parent,
+            chain: self.chain.as_ref(),
+            kind: self.kind,
+            client_pin: self.client_pin,
+            ranks: self.ranks,
+            tried,
+        }
+    }
+}
+
 impl OpenRequests {
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Acquire)
@@ -96,16 +112,7 @@ impl Context {
     /// Takes a slot for the request, not on a replica that has failed it.
     pub fn acquire(&mut self) -> Result<(), Refusal> {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
-        let turn = Turn {
-            conversation: request.conversation,
-            aliases: &request.aliases,
-            parent: request.parent,
-            chain: request.chain.as_ref(),
-            kind: request.kind,
-            client_pin: request.client_pin,
-            ranks: request.ranks,
-            tried: &self.tried,
-        };
+        let turn = request.turn(&self.tried);
         self.lease = Some(request.model.dispatcher.acquire(&turn)?);
         self.reconnected = false;
         Ok(())

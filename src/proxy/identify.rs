@@ -53,6 +53,15 @@ impl Head {
         }
     }
 
+    /// What makes a side call of the request, where it is one.
+    pub fn side_by(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Auxiliary => "hint",
+            Purpose::ByShape => "shape",
+            Purpose::Turn => "endpoint",
+        }
+    }
+
     /// What the body is searched for.
     pub fn wanted(&self) -> Wanted {
         match (self.route.kind, &self.named) {
@@ -139,7 +148,8 @@ impl Asked<'_> {
         if judged && self.body.fields().shape.is_auxiliary(bytes) { TurnKind::Side } else { self.head.route.kind }
     }
 
-    fn identity(&self) -> Identity {
+    /// Who is speaking, by all that was read.
+    pub fn identity(&self) -> Identity {
         self.table.identity.identify(self.headers, self.body.fields())
     }
 
@@ -150,7 +160,7 @@ impl Asked<'_> {
         self.named.model.dispatcher.with(|balancer, now| balancer.knows(key, now))
     }
 
-    fn key(&self, conversation: &Explicit) -> ConversationKey {
+    pub fn key(&self, conversation: &Explicit) -> ConversationKey {
         self.routing.key_secret().key(NO_SCOPE, &self.named.model.name, conversation)
     }
 

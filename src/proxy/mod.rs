@@ -17,6 +17,7 @@ mod body;
 mod context;
 mod ending;
 mod endpoint;
+mod explain;
 mod identify;
 mod local;
 mod memory;
@@ -43,6 +44,7 @@ use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
+pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
 use body::{Reader, RequestBody};
