@@ -23,13 +23,14 @@ use pingora::services::listening::Service;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use crate::admin::Proxied;
 use crate::config::Config;
 use crate::conversation::KeySecret;
 use crate::dispatch::{Reloaded, Routing};
 use crate::metrics::Metrics;
 use crate::proxy::watchdog::Watched;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
-use crate::{admin, replica};
+use crate::{admin, proxy, replica};
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const UPSTREAM_POOL: usize = 1024;

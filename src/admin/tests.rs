@@ -9,6 +9,7 @@ use pingora::services::listening::Service;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{

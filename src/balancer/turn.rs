@@ -1,6 +1,6 @@
 //! What goes into a decision and what comes out of it.
 
-use crate::conversation::{Chain, ConversationKey};
+use crate::conversation::{Chain, ConversationKey, Link};
 
 use super::replica::ReplicaId;
 
@@ -43,6 +43,17 @@ pub enum TurnKind {
 pub enum Ranks {
     Obeyed,
     Ignored,
+}
+
+/// How the conversation of a turn was recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recognised {
+    /// By the id that the client gave.
+    Explicit,
+    /// By another id that came with that one, in this turn or in an earlier one.
+    Alias,
+    /// By the turn's history.
+    Fingerprint,
 }
 
 /// Why a turn goes where it goes.
@@ -116,7 +127,35 @@ pub enum Outcome {
     MovedOn,
 }
 
+impl Turn<'_> {
+    /// The turn's history and its last link, which stands for the whole.
+    pub(super) fn history(&self) -> Option<(&Chain, Link)> {
+        let chain = self.chain?;
+        Some((chain, *chain.links.last()?))
+    }
+}
+
+impl Recognised {
+    /// The word used in logs and on the status page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Recognised::Explicit => "explicit",
+            Recognised::Alias => "alias",
+            Recognised::Fingerprint => "fingerprint",
+        }
+    }
+}
+
 impl Decision {
+    /// Whether the turn has a say in where its conversation is pinned. A client's own choice and a side call say nothing
+    /// about where its history is.
+    pub(super) fn binds(self) -> bool {
+        match self {
+            Decision::Sticky | Decision::Placed { .. } | Decision::Spilled { .. } => true,
+            Decision::ClientPinned | Decision::Unpinned { .. } | Decision::Side => false,
+        }
+    }
+
     /// The word used in logs, metric labels and the response header.
     pub fn as_str(self) -> &'static str {
         match self {

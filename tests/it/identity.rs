@@ -176,8 +176,7 @@ async fn moved_cache_marks_and_flattened_blocks_leave_a_conversation_the_same() 
             {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
         ]);
         let tools = json!([{"name": "Bash", "input_schema": {}}]);
-        let body =
-            json!({"model": MODEL, "messages": messages, "system": system, "tools": tools, "max_tokens": 2});
+        let body = json!({"model": MODEL, "messages": messages, "system": system, "tools": tools, "max_tokens": 2});
         Call::post(MESSAGES, body.to_string())
     };
     let block = |text: &str, marked: bool| {
