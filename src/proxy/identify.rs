@@ -17,6 +17,9 @@ pub const REPLICA_HEADER: &str = "x-kvpin-replica";
 /// vLLM's own header for a data-parallel rank.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
+/// Claude Code sends it with the first turn after it has replaced a conversation's history by a summary.
+const COMPACTED_HEADER: &str = "x-claude-code-context-compacted";
+
 /// The scope of conversation keys while there are no API keys: one for all.
 const NO_SCOPE: &[u8] = b"";
 
@@ -26,6 +29,8 @@ pub struct Head {
     /// The conversation, if the head names it.
     named: Option<Explicit>,
     purpose: Purpose,
+    /// Whether the history begins anew with this turn, so that what was known of it is of no use any more.
+    is_compacted: bool,
 }
 
 /// How much of a body is looked at once its model is known, and its conversation if it names one.
@@ -33,7 +38,7 @@ pub struct Head {
 pub enum Look {
     /// Nothing more could change the decision.
     NoFurther,
-    /// What is at hand may tell the history of a conversation that isn't known, and is not waited for.
+    /// What is at hand may tell the history of a conversation that isn't known, or begins anew, and is not waited for.
     Further,
     /// Only all of it tells a side call from a turn.
     ToTheEnd,
@@ -41,15 +46,18 @@ pub enum Look {
 
 impl Head {
     pub fn read(route: Route, table: &Table, headers: &HeaderMap) -> Self {
+        let other = |route, purpose| Head { route, named: None, purpose, is_compacted: false };
         if route.kind != TurnKind::Conversation {
-            return Head { route, named: None, purpose: Purpose::Turn };
+            return other(route, Purpose::Turn);
         }
         match Purpose::of(headers, route.api) {
-            Purpose::Auxiliary => {
-                let route = Route { kind: TurnKind::Side, ..route };
-                Head { route, named: None, purpose: Purpose::Auxiliary }
-            }
-            purpose => Head { route, named: table.identity.headers_name_session(headers), purpose },
+            Purpose::Auxiliary => other(Route { kind: TurnKind::Side, ..route }, Purpose::Auxiliary),
+            purpose => Head {
+                route,
+                named: table.identity.headers_name_session(headers),
+                purpose,
+                is_compacted: headers.contains_key(COMPACTED_HEADER),
+            },
         }
     }
 
@@ -111,7 +119,8 @@ impl Asked<'_> {
         if self.head.purpose == Purpose::ByShape && length.is_some_and(|length| length <= AUXILIARY_BYTES_MAX) {
             return Look::ToTheEnd;
         }
-        if self.named.model.affinity && !self.is_known() { Look::Further } else { Look::NoFurther }
+        let is_news = self.head.is_compacted || !self.is_known();
+        if self.named.model.affinity && is_news { Look::Further } else { Look::NoFurther }
     }
 
     /// What the balancer needs to know, once the body has been looked at. `bytes` of it were read.
