@@ -34,7 +34,7 @@ const RETRY_BUFFER_BYTES: usize = 64 * 1024;
 
 /// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
 /// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
-const SECOND_MODEL_BYTES: usize = 4096;
+pub const SECOND_MODEL_BYTES: usize = 4096;
 
 /// The most that is reserved at once for a body whose length is only announced.
 const RESERVE_BYTES_MAX: usize = 1024 * 1024;

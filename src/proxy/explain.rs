@@ -8,7 +8,7 @@ use crate::balancer::{self, Foreseen, Recognised, TurnKind};
 use crate::conversation::Explicit;
 use crate::dispatch::{Named, Routing};
 
-use super::body::announced_length;
+use super::body::{SECOND_MODEL_BYTES, announced_length};
 use super::context::EngineRequest;
 use super::endpoint::{Dialect, Endpoint, Local, NotServed};
 use super::identify::{Asked, Head, Look, choose_model};
@@ -175,17 +175,19 @@ impl Explanation {
         let head = Head::read(route, &table, &request.headers);
         let mut body = BodySearch::new(&request.headers, head.wanted());
         self.looked_at_bytes = body.search(request.body);
+        let (seen, unseen) = request.body.split_at(request.body.len().min(self.looked_at_bytes + SECOND_MODEL_BYTES));
+        body.feed(&seen[self.looked_at_bytes..]);
         let named = choose_model(&table, &body)?;
         self.note_model(&body, &named);
         let headers = &request.headers;
         let asked = Asked { routing, table: &table, headers, head: &head, named: &named, body: &body };
         let look = asked.look(Some(request.body.len()));
         if look != Look::NoFurther {
-            body.feed(&request.body[self.looked_at_bytes..]);
+            body.feed(unseen);
             self.looked_at_bytes = request.body.len();
         }
         let asked = Asked { routing, table: &table, headers, head: &head, named: &named, body: &body };
-        let engine_request = asked.engine_request(request.body.len())?;
+        let engine_request = asked.engine_request(look, request.body.len())?;
         self.note_kind(&head, &engine_request);
         self.note_identity(&asked, &engine_request);
         let turn = engine_request.turn(&[]);
@@ -226,7 +228,8 @@ impl Explanation {
         if request.kind != TurnKind::Conversation {
             return;
         }
-        let identity = asked.identity();
+        // All ids, though of a known conversation the balancer is told the first one only.
+        let identity = asked.identity(Look::Further);
         if let Some(conversation) = &identity.conversation {
             self.rule = Some(conversation.source.as_str().to_owned());
             self.is_agent_of_session = conversation.agent.is_some();

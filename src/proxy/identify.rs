@@ -123,13 +123,13 @@ impl Asked<'_> {
         if self.named.model.affinity && is_news { Look::Further } else { Look::NoFurther }
     }
 
-    /// What the balancer needs to know, once the body has been looked at. `bytes` of it were read.
-    pub fn engine_request(&self, bytes: usize) -> Result<EngineRequest, Refusal> {
+    /// What the balancer needs to know, once the body has been looked at as far as `look` says. `bytes` of it were read.
+    pub fn engine_request(&self, look: Look, bytes: usize) -> Result<EngineRequest, Refusal> {
         let model = &self.named.model;
         let client_pin = if model.client_pins { client_pin(model, self.headers)? } else { None };
         let kind = self.kind(bytes);
         let identity = match kind {
-            TurnKind::Conversation => self.identity(),
+            TurnKind::Conversation => self.identity(look),
             TurnKind::Side | TurnKind::Stateless => Identity::default(),
         };
         Ok(EngineRequest {
@@ -157,14 +157,18 @@ impl Asked<'_> {
         if judged && self.body.fields().shape.is_auxiliary(bytes) { TurnKind::Side } else { self.head.route.kind }
     }
 
-    /// Who is speaking, by all that was read.
-    pub fn identity(&self) -> Identity {
-        self.table.identity.identify(self.headers, self.body.fields())
+    /// Who is speaking. Of a conversation that the balancer knows, nothing but its id is of use.
+    pub fn identity(&self, look: Look) -> Identity {
+        match (look, &self.head.named) {
+            (Look::NoFurther, Some(named)) => Identity { conversation: Some(named.clone()), ..Identity::default() },
+            (Look::NoFurther, None) | (Look::Further | Look::ToTheEnd, _) => {
+                self.table.identity.identify(self.headers, self.body.fields())
+            }
+        }
     }
 
     fn is_known(&self) -> bool {
-        let from_body = || self.identity().conversation;
-        let Some(conversation) = self.head.named.clone().or_else(from_body) else { return false };
+        let Some(conversation) = self.identity(Look::NoFurther).conversation else { return false };
         let key = self.key(&conversation);
         self.named.model.dispatcher.with(|balancer, now| balancer.knows(key, now))
     }

@@ -323,7 +323,8 @@ impl Proxy {
         let named = choose_model(table, reader.search())?;
         let (routing, head, named) = (&*self.routing, &head, &named);
         let asked = Asked { routing, table, headers: reader.headers(), head, named, body: reader.search() };
-        match asked.look(reader.length()) {
+        let look = asked.look(reader.length());
+        match look {
             Look::NoFurther => reader.look_no_further(),
             Look::Further => reader.look_on(),
             Look::ToTheEnd => {
@@ -333,7 +334,7 @@ impl Proxy {
         reader.for_replay().await?;
         let mut body = reader.finish()?;
         let asked = Asked { routing, table, headers: &session.req_header().headers, head, named, body: &search };
-        let request = asked.engine_request(body.bytes_read())?;
+        let request = asked.engine_request(look, body.bytes_read())?;
         if let Some(splice) = asked.splice() {
             body.splice(splice);
         }
