@@ -6,7 +6,7 @@
 
 use http::header::{HeaderMap, USER_AGENT};
 
-use super::fields::Shape;
+use super::shape::Shape;
 
 /// What the head says of a request's purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -246,7 +246,7 @@ impl Explanation {
                 key: last.key.to_string(),
             })
         });
-        let twice = std::iter::empty::<&str>();
+        let twice = asked.body.fields().duplicates.names();
         self.notes.extend(twice.map(|key| format!("`{key}` stands in the body more than once; the first one decides")));
     }
 
