@@ -4,6 +4,7 @@
 
 mod filled;
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,16 +19,23 @@ const BYTES_MAX: f64 = 200.0;
 
 const COUNT: u64 = 1_000_000;
 
+/// Each in a process of its own, so that none is counted in memory that another gave back.
+const PARTS: [(&str, Measure); 3] = [("pins", pins), ("histories", histories), ("aliases", aliases)];
+
+type Measure = fn() -> anyhow::Result<()>;
+
 fn main() -> anyhow::Result<()> {
-    let filled = pins()?;
-    let links = histories()?;
-    let names = aliases()?;
-    // All three are at work until the last one is measured, so that none is counted in memory that another gave back.
-    drop((filled, links, names));
+    if let Some((_, measure)) = PARTS.iter().find(|(name, _)| std::env::args().any(|argument| argument == *name)) {
+        return measure();
+    }
+    for (name, _) in PARTS {
+        let status = Command::new(std::env::current_exe()?).arg(name).status()?;
+        anyhow::ensure!(status.success(), "{name}: {status}");
+    }
     Ok(())
 }
 
-fn pins() -> anyhow::Result<Filled> {
+fn pins() -> anyhow::Result<()> {
     let before = memory_bytes("VmRSS")?;
     let mut filled = Filled::new(4, COUNT);
     println!("{COUNT} pins over 4 replicas, bytes each");
@@ -51,39 +59,31 @@ fn pins() -> anyhow::Result<Filled> {
     let peak = each("VmHWM", before)?;
     println!("  at most, while tables grew   {peak:6.1}");
     anyhow::ensure!(peak < BYTES_MAX, "a pin takes {BYTES_MAX} bytes or more");
-    Ok(filled)
+    Ok(())
 }
 
 /// One conversation tells a million histories.
-fn histories() -> anyhow::Result<Filled> {
+fn histories() -> anyhow::Result<()> {
     let mut filled = Filled::with_room(4, COUNT);
-    let before = begin()?;
+    let before = memory_bytes("VmRSS")?;
     for number in 0..COUNT {
         let chain = history(number, 1);
         filled.serve(&Turn { chain: Some(&chain), ..turn(Some(key(0))) });
     }
     anyhow::ensure!(filled.balancer.snapshot(filled.now).histories as u64 == COUNT, "not as many histories");
-    report("histories", before)?;
-    Ok(filled)
+    report("histories", before)
 }
 
 /// One conversation has a million names.
-fn aliases() -> anyhow::Result<Filled> {
+fn aliases() -> anyhow::Result<()> {
     let mut filled = Filled::with_room(4, COUNT);
-    let before = begin()?;
+    let before = memory_bytes("VmRSS")?;
     for number in 0..COUNT / 4 {
         let aliases = [1, 2, 3, 4].map(|index| key(number * 4 + index));
         filled.serve(&Turn { aliases: &aliases, ..turn(Some(key(0))) });
     }
     anyhow::ensure!(filled.balancer.snapshot(filled.now).conversation_aliases as u64 == COUNT, "not as many aliases");
-    report("aliases", before)?;
-    Ok(filled)
-}
-
-/// What the process holds, from which on its peak is measured anew.
-fn begin() -> anyhow::Result<u64> {
-    std::fs::write("/proc/self/clear_refs", "5")?;
-    memory_bytes("VmRSS")
+    report("aliases", before)
 }
 
 fn report(what: &str, before: u64) -> anyhow::Result<()> {
