@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 use super::affinity::{Affinity, Bounds, Pin};
-use super::aliases::{ALIASES_MAX, Aliases};
+use super::aliases::Aliases;
 use super::histories::{Extension, Histories, Registered, fork_of};
 use super::replica::ReplicaId;
 use super::ticket::{Lesson, Ticket};
@@ -56,7 +56,7 @@ impl Memory {
     }
 
     /// Who speaks: the conversation that the turn names, or else the one that its history belongs to. Costs a lookup for
-    /// a known id, at most [`ALIASES_MAX`] more for an unknown one, and at most one for each link of a history.
+    /// a known id, at most [`super::ALIASES_MAX`] more for an unknown one, and at most one for each link of a history.
     pub fn recognise(&self, turn: &Turn<'_>, now: Duration) -> Option<Speaker> {
         match (turn.conversation, turn.history()) {
             (Some(name), None) => Some(self.by_name(name, turn, now)),
@@ -141,9 +141,9 @@ impl Memory {
         }
         // Only one name may join a conversation this way. An id that comes with a second one is shared by several
         // conversations, as a `prompt_cache_key` that stands for a whole application is.
-        let joined = turn.aliases.iter().take(ALIASES_MAX).find_map(|other| {
-            let pin = self.pins.peek(*other, now).filter(|pin| !pin.joined)?;
-            Some(Speaker { conversation: *other, home: Some(pin.replica), joins: true, ..alias })
+        let joined = turn.other_names().find_map(|other| {
+            let pin = self.pins.peek(other, now).filter(|pin| !pin.joined)?;
+            Some(Speaker { conversation: other, home: Some(pin.replica), joins: true, ..alias })
         });
         joined.unwrap_or(explicit)
     }

@@ -46,7 +46,7 @@ impl Ticket {
         let speaker = choice.speaker.as_ref();
         let lesson = speaker.filter(|_| choice.decision.binds()).map(|speaker| Lesson {
             conversation: speaker.conversation,
-            aliases: std::array::from_fn(|index| turn.aliases.get(index).copied()),
+            aliases: others(turn),
             extension: speaker.extension,
         });
         Ticket {
@@ -58,6 +58,11 @@ impl Ticket {
             counted: false,
         }
     }
+}
+
+fn others(turn: &Turn<'_>) -> [Option<ConversationKey>; ALIASES_MAX] {
+    let mut names = turn.other_names();
+    std::array::from_fn(|_| names.next())
 }
 
 impl From<Choice> for Foreseen {

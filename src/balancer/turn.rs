@@ -2,6 +2,7 @@
 
 use crate::conversation::{Chain, ConversationKey, Link};
 
+use super::aliases::ALIASES_MAX;
 use super::replica::ReplicaId;
 
 /// One request that needs a replica, as the balancer sees it.
@@ -128,6 +129,12 @@ pub enum Outcome {
 }
 
 impl Turn<'_> {
+    /// The other ids of the turn's conversation that count. The parent's is none of them: clients name it beside the
+    /// child's, and child and parent are two conversations.
+    pub(super) fn other_names(&self) -> impl Iterator<Item = ConversationKey> {
+        self.aliases.iter().take(ALIASES_MAX).copied().filter(|name| Some(*name) != self.parent)
+    }
+
     /// The turn's history and its last link, which stands for the whole.
     pub(super) fn history(&self) -> Option<(&Chain, Link)> {
         let chain = self.chain?;

@@ -120,6 +120,21 @@ fn an_alias_dies_with_its_conversation() {
 }
 
 #[test]
+fn a_child_that_names_its_parent_too_does_not_become_it() {
+    let mut box_ = Rig::new(4, policy());
+    let parent = Some(ConversationKey(HEAD));
+    serve(&mut box_, HEAD, &[]);
+    let child = box_.serve(&Turn { aliases: &[ConversationKey(HEAD), ConversationKey(BODY)], parent, ..turn(7) });
+    assert_eq!(child.conversation, Some(ConversationKey(7)));
+    assert_eq!(serve(&mut box_, HEAD, &[]).conversation, parent);
+    assert_eq!(serve(&mut box_, BODY, &[]).conversation, child.conversation);
+    // Nor does it when the parent is yet to come.
+    let mut box_ = Rig::new(4, policy());
+    let child = box_.serve(&Turn { aliases: &[ConversationKey(HEAD)], parent, ..turn(7) });
+    assert_eq!((child.conversation, serve(&mut box_, HEAD, &[]).conversation), (Some(ConversationKey(7)), parent));
+}
+
+#[test]
 fn only_so_many_aliases_of_a_turn_are_looked_at() {
     let mut box_ = Rig::new(4, policy());
     serve(&mut box_, 50, &[]);
