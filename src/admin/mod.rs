@@ -26,12 +26,14 @@ use crate::dispatch::{Model, Routing};
 
 pub use status::Status;
 
+/// Explains a raw request as JSON, or says why it is none.
+pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
+
 /// What the admin listener knows of the proxy: the edges don't know each other, so the server hands it over.
 pub struct Proxied {
     /// Counts the requests that the proxy is handling at this moment.
     pub count_open: Box<dyn Fn() -> usize + Send + Sync>,
-    /// Explains a raw request as JSON, or says why it is none.
-    pub explain: Box<dyn Fn(&[u8]) -> Result<String, String> + Send + Sync>,
+    pub explain: Box<Explain>,
 }
 
 /// The admin listener's application.
