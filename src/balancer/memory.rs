@@ -9,7 +9,7 @@ use super::affinity::{Affinity, Bounds, Pin};
 use super::aliases::Aliases;
 use super::histories::{Extension, Histories, Registered, fork_of};
 use super::replica::ReplicaId;
-use super::ticket::{Lesson, Ticket};
+use super::ticket::Ticket;
 use super::turn::{Decision, Placement, Recognised, Turn};
 
 /// The least history, in bytes of text, that draws a fork without an id to its origin's replica: about a thousand tokens,
@@ -99,14 +99,15 @@ impl Memory {
 
     /// A turn of the conversation was served: its pin holds, and what the turn says of itself is learned.
     pub fn learn(&mut self, ticket: &Ticket, now: Duration) {
-        let Some(Lesson { conversation, aliases, extension }) = ticket.lesson else { return };
+        let Some(conversation) = ticket.bound() else { return };
         self.pins.prove(conversation, ticket.replica, now);
-        for alias in aliases.into_iter().flatten() {
+        let Some(lesson) = &ticket.lesson else { return };
+        for alias in lesson.aliases.into_iter().flatten() {
             if self.is_free(alias, now) && self.pins.contains(conversation) {
                 self.aliases.set(alias, conversation, now);
             }
         }
-        if let Some(extension) = extension {
+        if let Some(extension) = lesson.extension {
             self.histories.register(extension, conversation, now);
         }
     }

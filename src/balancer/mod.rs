@@ -101,8 +101,8 @@ impl Balancer {
         let replica = &mut self.replicas[ticket.replica.index()];
         replica.counters.count_outcome(outcome);
         replica.load.end();
-        if let Some(lesson) = &ticket.lesson {
-            self.memory.release(lesson.conversation, now);
+        if let Some(conversation) = ticket.bound() {
+            self.memory.release(conversation, now);
         }
     }
 

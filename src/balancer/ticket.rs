@@ -28,15 +28,14 @@ pub struct Ticket {
     pub conversation: Option<ConversationKey>,
     /// How the conversation was recognised.
     pub recognised: Option<Recognised>,
-    /// What there is to learn once it is served; `None` where the turn has no say in its conversation's pin.
-    pub(super) lesson: Option<Lesson>,
+    /// What is learned once it is served. Most turns have nothing to teach but that they are there.
+    pub(super) lesson: Option<Box<Lesson>>,
     pub(super) counted: bool,
 }
 
 /// What a turn teaches of its conversation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Lesson {
-    pub conversation: ConversationKey,
     pub aliases: [Option<ConversationKey>; ALIASES_MAX],
     pub extension: Option<Extension>,
 }
@@ -44,25 +43,28 @@ pub(super) struct Lesson {
 impl Ticket {
     pub(super) fn new(choice: &Choice, turn: &Turn<'_>) -> Self {
         let speaker = choice.speaker.as_ref();
-        let lesson = speaker.filter(|_| choice.decision.binds()).map(|speaker| Lesson {
-            conversation: speaker.conversation,
-            aliases: others(turn),
-            extension: speaker.extension,
-        });
         Ticket {
             replica: choice.replica,
             decision: choice.decision,
             conversation: speaker.map(|speaker| speaker.conversation),
             recognised: speaker.map(|speaker| speaker.recognised),
-            lesson,
+            lesson: speaker.filter(|_| choice.decision.binds()).and_then(|speaker| Lesson::of(turn, speaker.extension)),
             counted: false,
         }
     }
+
+    /// The conversation in whose pin the turn has a say.
+    pub(super) fn bound(&self) -> Option<ConversationKey> {
+        self.conversation.filter(|_| self.decision.binds())
+    }
 }
 
-fn others(turn: &Turn<'_>) -> [Option<ConversationKey>; ALIASES_MAX] {
-    let mut names = turn.other_names();
-    std::array::from_fn(|_| names.next())
+impl Lesson {
+    fn of(turn: &Turn<'_>, extension: Option<Extension>) -> Option<Box<Lesson>> {
+        let mut names = turn.other_names();
+        let aliases: [_; ALIASES_MAX] = std::array::from_fn(|_| names.next());
+        (aliases[0].is_some() || extension.is_some()).then(|| Box::new(Lesson { aliases, extension }))
+    }
 }
 
 impl From<Choice> for Foreseen {

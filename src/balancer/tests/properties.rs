@@ -154,7 +154,7 @@ fn check_leases(rig: &Rig, tickets: &[Ticket]) {
 /// Turns in flight of one conversation are never fewer than its tickets that are out, unless the table was full.
 fn check_in_flight(rig: &Rig, tickets: &[Ticket]) {
     for conversation in rig.balancer.conversations(usize::MAX, rig.now) {
-        let holds = |ticket: &&Ticket| ticket.lesson.is_some() && ticket.conversation == Some(conversation.key);
+        let holds = |ticket: &&Ticket| ticket.bound() == Some(conversation.key);
         let out = tickets.iter().filter(holds).count();
         assert!(usize::from(conversation.in_flight) <= out, "{} turns of {}", out, conversation.key);
     }
