@@ -43,7 +43,8 @@ enum Step {
     Call(CallStep),
 }
 
-/// A call of a tool. It is skipped in a request that doesn't offer the tool, as the side calls of many agents don't.
+/// A call of a tool. To a request that doesn't offer the tool the step isn't there: a rule may have each agent's own tool,
+/// and agents' side calls offer none.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CallStep {
@@ -107,8 +108,9 @@ impl Script {
 
 impl Rule {
     fn line<'a>(&'a self, results: usize, tools: &'a [OfferedTool]) -> Option<Line<'a>> {
-        let last = self.steps.len().checked_sub(1)?;
-        self.steps[results.min(last)..].iter().find_map(|step| step.line(tools))
+        let mut lines: Vec<_> = self.steps.iter().filter_map(|step| step.line(tools)).collect();
+        lines.truncate(results + 1);
+        lines.pop()
     }
 
     fn check(&self) -> Result<(), String> {
@@ -205,7 +207,9 @@ otherwise: What now?
 
     #[test]
     fn a_tool_that_is_not_offered_is_not_called() {
-        assert_eq!(say(json!([user("MAKE-A-NOTE")]), json!([{"name": "Read"}])), "Read({})");
+        let read = json!([{"name": "Read"}]);
+        assert_eq!(say(json!([user("MAKE-A-NOTE")]), read.clone()), "Read({})");
+        assert_eq!(say(json!([user("MAKE-A-NOTE"), result()]), read), "The note is made.");
         assert_eq!(say(json!([user("MAKE-A-NOTE")]), json!(null)), "The note is made.");
     }
 
