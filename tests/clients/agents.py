@@ -5,6 +5,7 @@ is expected of them is in the tests.
 """
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -21,6 +22,9 @@ STOP_S = 5
 TAIL = 3000
 KEY = "not-a-real-key"
 
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -29,22 +33,30 @@ class Answer:
 
 
 class Agent:
-    """What all agents have in common."""
+    """What all agents have in common. A context manager, because the folder for temporary files is outside the test's: the
+    path of a socket in that one could be too long."""
 
-    program = None
+    name = program = None
 
     def __init__(self, address, folder):
         self.address = address
         # A test may use several agents.
         self.home = Path(tempfile.mkdtemp(prefix=f"{self.program}-home-", dir=folder))
         self.work = Path(tempfile.mkdtemp(prefix=f"{self.program}-work-", dir=folder))
+        self.temporary = tempfile.TemporaryDirectory(prefix="kvpin-", ignore_cleanup_errors=True)
         self.configure()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.temporary.cleanup()
 
     def configure(self):
         pass
 
     def env(self):
-        return _clean_env(self.home)
+        return _clean_env(self.home, self.temporary.name)
 
     def run(self, *arguments):
         """Runs it to its end and returns its standard output."""
@@ -52,7 +64,7 @@ class Agent:
 
 
 class ClaudeCode(Agent):
-    program = "claude"
+    name, program = "Claude Code", "claude"
     FLAGS = ("--model", MODEL, "--allowedTools", "Bash")
 
     @staticmethod
@@ -66,7 +78,11 @@ class ClaudeCode(Agent):
         (self.home / ".claude.json").write_text(json.dumps(settings))
 
     def env(self):
-        return super().env() | {"ANTHROPIC_BASE_URL": f"http://{self.address}", "ANTHROPIC_AUTH_TOKEN": KEY}
+        return super().env() | {
+            "ANTHROPIC_BASE_URL": f"http://{self.address}",
+            "ANTHROPIC_AUTH_TOKEN": KEY,
+            "CLAUDE_CODE_TMPDIR": self.temporary.name,
+        }
 
     def turn(self, prompt, *flags):
         output = self.run("-p", prompt, "--output-format", "json", *self.FLAGS, *flags)
@@ -79,7 +95,7 @@ class ClaudeCode(Agent):
 
 
 class Codex(Agent):
-    program = "codex"
+    name, program = "Codex", "codex"
 
     @staticmethod
     def conversation(headers):
@@ -120,7 +136,7 @@ enabled = false
 
 
 class OpenCode(Agent):
-    program = "opencode"
+    name, program = "OpenCode", "opencode"
 
     @staticmethod
     def conversation(headers):
@@ -158,10 +174,10 @@ class OpenCode(Agent):
 def versions():
     """What the installed programs say of themselves."""
     with tempfile.TemporaryDirectory() as home:
-        env = _clean_env(home) | {"CODEX_HOME": home}
+        env = _clean_env(home, home) | {"CODEX_HOME": home}
         said = {kind: _run([str(_program(kind.program)), "--version"], home, env) for kind in (ClaudeCode, Codex, OpenCode)}
     words = {kind: [word for word in text.split() if word[0].isdigit()] for kind, text in said.items()}
-    return {kind.__name__: found[0] if found else said[kind].strip() for kind, found in words.items()}
+    return {kind.name: found[0] if found else said[kind].strip() for kind, found in words.items()}
 
 
 def _program(name):
@@ -169,14 +185,15 @@ def _program(name):
     return Path(folder) / "npm/node_modules/.bin" / name
 
 
-def _clean_env(home):
-    return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm-256color"}
+def _clean_env(home, temporary):
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return kept | {"HOME": str(home), "TMPDIR": str(temporary), "TERM": "xterm-256color"}
 
 
 def _run(command, folder, env):
     process = subprocess.Popen(
         command, cwd=folder, env=env, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=RUN_S)
@@ -189,6 +206,11 @@ def _run(command, folder, env):
     shown = f"{' '.join(command)}\nended with {process.returncode}:\n{output[-TAIL:]}\n{errors[-TAIL:]}"
     assert process.returncode == 0, shown
     return output
+
+
+def die_with_parent():
+    """In a child: has the kernel end it if the tests are killed without a chance to do so."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_group(process):

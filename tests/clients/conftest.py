@@ -39,14 +39,17 @@ def running(tmp_path):
 
 @pytest.fixture
 def claude(running, tmp_path):
-    return agents.ClaudeCode(running.kvpin.address, tmp_path)
+    with agents.ClaudeCode(running.kvpin.address, tmp_path) as agent:
+        yield agent
 
 
 @pytest.fixture
 def codex(running, tmp_path):
-    return agents.Codex(running.kvpin.address, tmp_path)
+    with agents.Codex(running.kvpin.address, tmp_path) as agent:
+        yield agent
 
 
 @pytest.fixture
 def opencode(running, tmp_path):
-    return agents.OpenCode(running.kvpin.address, tmp_path)
+    with agents.OpenCode(running.kvpin.address, tmp_path) as agent:
+        yield agent

@@ -17,6 +17,7 @@ if [[ ! -x $kvpin ]]; then
   exit 1
 fi
 "$here/setup.sh" "$clients"
+clients=$(realpath "$clients")
 
 # Root may make a network namespace; anyone else becomes root of a user namespace first.
 own_network=(unshare --net)
@@ -27,7 +28,9 @@ if ! problem=$("${own_network[@]}" true 2>&1); then
   exit 1
 fi
 
+# pytest calls its folders after the user, and everyone is root in there.
+mkdir -p "$clients/runs"
 exec "${own_network[@]}" env -i \
-  PATH="$(dirname "$(command -v node)"):/usr/local/bin:/usr/bin:/bin" HOME="$HOME" LANG=C.UTF-8 TMPDIR="${TMPDIR:-/tmp}" \
-  KVPIN_BIN="$kvpin" KVPIN_CLIENTS_DIR="$(realpath "$clients")" \
+  PATH="$(dirname "$(command -v node)"):/usr/local/bin:/usr/bin:/bin" HOME="$HOME" LANG=C.UTF-8 \
+  PYTEST_DEBUG_TEMPROOT="$clients/runs" KVPIN_BIN="$kvpin" KVPIN_CLIENTS_DIR="$clients" \
   "$clients/venv/bin/python" -B -m pytest -p no:cacheprovider --capture=sys -v -rP "$@" "$here"

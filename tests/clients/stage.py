@@ -147,6 +147,7 @@ def assert_one_home_each(stage, identify, conversations):
     assert len(homes) == conversations, homes
     assert all(len(set(replicas)) == 1 for replicas in homes.values()), homes
     counted = stage.counted()
+    print(counted)
     turns = sum(map(len, homes.values()))
     assert counted == Counted(
         pins=conversations,

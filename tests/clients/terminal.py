@@ -10,7 +10,7 @@ import subprocess
 import termios
 import threading
 
-from agents import TAIL, end_group
+from agents import TAIL, die_with_parent, end_group
 from servers import wait_until
 
 ROWS, COLUMNS = 50, 160
@@ -37,7 +37,7 @@ class Terminal:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, env=self.env, start_new_session=True,
                 stdin=program_side, stdout=program_side, stderr=program_side,
-                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                preexec_fn=_take_the_terminal,
             )  # fmt: skip
         finally:
             os.close(program_side)
@@ -81,3 +81,8 @@ class Terminal:
         with contextlib.suppress(OSError):
             while part := os.read(self.side, 65536):
                 self.shown += part
+
+
+def _take_the_terminal():
+    die_with_parent()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
