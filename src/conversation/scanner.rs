@@ -238,7 +238,11 @@ impl Scanner {
 
     /// The target, if its value is still wanted.
     fn wish(&mut self, target: Target) -> Target {
-        let wanted = if target == Target::Model { self.fields.note_model_said() } else { self.wanted != Wanted::Model };
+        let wanted = if target == Target::Model {
+            self.fields.note_model_said()
+        } else {
+            self.wanted != Wanted::Model
+        };
         if wanted { target } else { Target::Nothing }
     }
 
