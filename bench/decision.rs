@@ -1,8 +1,8 @@
 //! What one turn costs the balancer, from its arrival to its end: alone, and through the dispatcher with its lock, its
 //! clock and the lease.
 //!
-//! Two questions: does the cost stay flat from 2 to 64 replicas and from 1,000 to 1,000,000 pins, and is one lock a model
-//! the limit of anything.
+//! Three questions: does the cost stay flat from 2 to 64 replicas and from 1,000 to 1,000,000 pins, what does it cost to
+//! recognise a conversation by something else than its id, and is one lock a model the limit of anything.
 
 mod filled;
 
@@ -13,17 +13,21 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
-use kvpin::balancer::{Decision, Outcome, ReplicaId, Ticket, Turn};
-use kvpin::conversation::ConversationKey;
+use kvpin::balancer::{Decision, Outcome, Recognised, ReplicaId, Ticket, Turn};
+use kvpin::conversation::{Chain, ConversationKey};
 use kvpin::dispatch::{Clock, Dispatcher};
 
-use filled::{Filled, SPILL_THRESHOLD, key, turn};
+use filled::{Filled, SPILL_THRESHOLD, history, key, turn};
 
 /// Replicas and pins. One of the two grows, the other stays.
 const SIZES: [(u16, u64); 6] = [(2, 1_000), (4, 1_000), (16, 1_000), (64, 1_000), (4, 100_000), (4, 1_000_000)];
 
 /// Conversations that are spoken with while the others only are remembered: as many as a busy box has at once.
 const HOT: u64 = 1_000;
+
+/// Links of a very long conversation's history: four times the median of agents' sessions, which is 43 turns with two
+/// messages or more in each (vLLM's figures for its AgentX traces).
+const LINKS: u64 = 400;
 
 type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
@@ -104,6 +108,59 @@ fn occupy(filled: &mut Filled, home: ReplicaId) -> Vec<Ticket> {
     (0..SPILL_THRESHOLD).map(|_| filled.balancer.arrive(&pinned, filled.now).expect("a replica is up")).collect()
 }
 
+/// The choice alone, without its effects, so that the same turn can be asked for again and again. As many histories and
+/// aliases are known as pins.
+fn recognised(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("recognised");
+    for pins in [1_000, 100_000, 1_000_000] {
+        let mut filled = Filled::new(4, pins);
+        for number in 0..pins {
+            let (aliases, chain) = ([alias(number)], history(number, 1));
+            filled.serve(&Turn { aliases: &aliases, chain: Some(&chain), ..turn(Some(key(number))) });
+        }
+        check_recognition(&filled);
+        foreseen(&mut group, "by_id", &filled, pins, |number| (Some(key(number)), history(number, 0)));
+        foreseen(&mut group, "by_alias", &filled, pins, |number| (Some(alias(number)), history(number, 0)));
+        foreseen(&mut group, "by_history", &filled, pins, |number| (None, history(number, 3)));
+        foreseen(&mut group, "by_the_first_of_400_links", &filled, pins, |number| (None, history(number, LINKS)));
+        foreseen(&mut group, "by_none_of_400_links", &filled, pins, |number| (None, history(pins + number, LINKS)));
+    }
+    group.finish();
+}
+
+/// `turn` tells the id and the history of a conversation's turn.
+fn foreseen(
+    group: &mut Group<'_>,
+    name: &str,
+    filled: &Filled,
+    pins: u64,
+    of: impl Fn(u64) -> (Option<ConversationKey>, Chain),
+) {
+    let turns: Vec<_> = (0..HOT).map(|index| of(index * (pins / HOT))).collect();
+    let mut next = 0;
+    group.bench_function(BenchmarkId::new(name, pins), |bencher| {
+        bencher.iter(|| {
+            next = after(next, HOT);
+            let (conversation, chain) = &turns[next as usize];
+            let turn = Turn { chain: Some(chain), ..turn(*conversation) };
+            filled.balancer.foresee(black_box(&turn), filled.now).expect("a replica is up")
+        });
+    });
+}
+
+/// Panics unless what is measured is what its name says.
+fn check_recognition(filled: &Filled) {
+    let recognised = |turn: &Turn<'_>| filled.balancer.foresee(turn, filled.now).ok().and_then(|turn| turn.recognised);
+    assert_eq!(recognised(&turn(Some(alias(7)))), Some(Recognised::Alias));
+    let chain = history(7, LINKS);
+    let by_history = filled.balancer.foresee(&Turn { chain: Some(&chain), ..turn(None) }, filled.now);
+    assert_eq!(by_history.map(|turn| turn.conversation), Ok(Some(key(7))));
+}
+
+fn alias(number: u64) -> ConversationKey {
+    key(number | 1 << 62)
+}
+
 fn dispatched(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("dispatched");
     let dispatcher = Arc::new(Dispatcher::new(Clock::start(), Filled::new(4, 100_000).balancer));
@@ -155,5 +212,5 @@ fn after(number: u64, count: u64) -> u64 {
     (number + 611_953) % count
 }
 
-criterion_group!(decision, decisions, dispatched);
+criterion_group!(decision, decisions, recognised, dispatched);
 criterion_main!(decision);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvpin::balancer::{Balancer, Bounds, Health, Mode, Outcome, Policy, Ranks, ReplicaSpec, SpillThreshold};
 use kvpin::balancer::{Turn, TurnKind};
-use kvpin::conversation::ConversationKey;
+use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 /// From which a replica is over-full. Low, so that few tickets make a home that is left.
 pub const SPILL_THRESHOLD: u32 = 4;
@@ -22,23 +22,20 @@ pub struct Filled {
 
 impl Filled {
     pub fn new(replicas: u16, pins: u64) -> Filled {
-        // A bench of seconds is hours of virtual time, and no pin is to run out meanwhile.
-        let bounds = Bounds { entries_max: pins as usize, idle_max: Duration::MAX };
-        let policy = Policy {
-            mode: Mode::Affinity,
-            spill_threshold: SpillThreshold::Fixed(SPILL_THRESHOLD),
-            max_num_seqs: Some(32),
-            bounds,
-        };
-        let mut balancer = Balancer::new(policy, (0..replicas).map(spec).collect(), Duration::ZERO);
-        for id in balancer.specs().map(|(id, _)| id).collect::<Vec<_>>() {
-            balancer.set_health(id, Health::Up, Duration::ZERO);
-        }
-        let mut filled = Filled { balancer, now: Duration::ZERO };
+        let mut filled = Filled::with_room(replicas, pins);
         for number in 0..pins {
             filled.serve(&turn(Some(key(number))));
         }
         filled
+    }
+
+    /// One that remembers nothing yet, with room for so many pins, histories and aliases.
+    pub fn with_room(replicas: u16, pins: u64) -> Filled {
+        let mut balancer = Balancer::new(policy(pins), (0..replicas).map(spec).collect(), Duration::ZERO);
+        for id in balancer.specs().map(|(id, _)| id).collect::<Vec<_>>() {
+            balancer.set_health(id, Health::Up, Duration::ZERO);
+        }
+        Filled { balancer, now: Duration::ZERO }
     }
 
     /// One turn from its arrival to its end.
@@ -59,6 +56,12 @@ pub fn key(number: u64) -> ConversationKey {
     ConversationKey(bits ^ (bits >> 31))
 }
 
+/// A history of so many links, another one for every number. It counts as begun with this turn.
+pub fn history(number: u64, links: u64) -> Chain {
+    let link = |index| Link { key: ChainKey(key(number << 20 | index).0), text_bytes: 1_000 * (index as u32 + 1) };
+    Chain { links: (0..links).map(link).collect(), is_continued: false }
+}
+
 /// A turn of a conversation, or of none.
 pub fn turn(conversation: Option<ConversationKey>) -> Turn<'static> {
     Turn {
@@ -70,6 +73,16 @@ pub fn turn(conversation: Option<ConversationKey>) -> Turn<'static> {
         client_pin: None,
         ranks: Ranks::Obeyed,
         tried: &[],
+    }
+}
+
+fn policy(entries_max: u64) -> Policy {
+    Policy {
+        mode: Mode::Affinity,
+        spill_threshold: SpillThreshold::Fixed(SPILL_THRESHOLD),
+        max_num_seqs: Some(32),
+        // A bench of seconds is hours of virtual time, and nothing is to run out meanwhile.
+        bounds: Bounds { entries_max: entries_max as usize, idle_max: Duration::MAX },
     }
 }
 

@@ -9,7 +9,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderValue};
-use kvpin::conversation::{FormScanner, KeySecret, Progress, Scanner, Wanted, identify};
+use kvpin::conversation::{FormScanner, IdentityRules, KeySecret, Progress, Scanner, Wanted};
 
 const CHUNK: usize = 64 * 1024;
 
@@ -127,13 +127,17 @@ fn identity(criterion: &mut Criterion) {
     scanner.feed(format!("{{{MODEL},{TAIL}}}").as_bytes());
     let fields = scanner.fields();
 
+    let rules = IdentityRules::default();
+    let key = |conversation| secret.key(b"", "qwen3-4b", &conversation);
+
     let mut group = criterion.benchmark_group("identity_and_key");
-    for (name, headers) in [("of_the_head", named), ("of_the_body", head())] {
+    // What a turn of a known conversation costs, and then what a new one does.
+    group.bench_function("of_the_head", |bencher| {
+        bencher.iter(|| rules.headers_name_session(black_box(&named)).map(key));
+    });
+    for (name, headers) in [("of_head_and_body", named.clone()), ("of_the_body", head())] {
         group.bench_function(name, |bencher| {
-            bencher.iter(|| {
-                let conversation = identify(black_box(&headers), black_box(fields)).conversation?;
-                Some(secret.key(b"", "qwen3-4b", &conversation))
-            });
+            bencher.iter(|| rules.identify(black_box(&headers), black_box(fields)).conversation.map(key));
         });
     }
     group.finish();

@@ -1,13 +1,15 @@
 //! Bytes a pin, as the system sees them: what a million pins add to the resident memory of a process with kvpin's own
 //! allocator. While they come, while all are active, and after all have gone to rest, which is the worst, because the
-//! table keeps room for both. More than 200 fails.
+//! table keeps room for both. More than 200 fails. And bytes a known history, and an alias.
 
 mod filled;
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use filled::{Filled, key, turn};
+use filled::{Filled, history, key, turn};
+use kvpin::balancer::Turn;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -15,37 +17,84 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The promise of the configuration's documentation for `conversations_max`.
 const BYTES_MAX: f64 = 200.0;
 
-const PINS: u64 = 1_000_000;
+const COUNT: u64 = 1_000_000;
+
+/// Each in a process of its own, so that none is counted in memory that another gave back.
+const PARTS: [(&str, Measure); 3] = [("pins", pins), ("histories", histories), ("aliases", aliases)];
+
+type Measure = fn() -> anyhow::Result<()>;
 
 fn main() -> anyhow::Result<()> {
+    if let Some((_, measure)) = PARTS.iter().find(|(name, _)| std::env::args().any(|argument| argument == *name)) {
+        return measure();
+    }
+    for (name, _) in PARTS {
+        let status = Command::new(std::env::current_exe()?).arg(name).status()?;
+        anyhow::ensure!(status.success(), "{name}: {status}");
+    }
+    Ok(())
+}
+
+fn pins() -> anyhow::Result<()> {
     let before = memory_bytes("VmRSS")?;
-    let mut filled = Filled::new(4, PINS);
-    println!("{PINS} pins over 4 replicas, bytes each");
-    println!("  new ones over {} s           {:6.1}", filled.now.as_secs(), per_pin("VmRSS", before)?);
+    let mut filled = Filled::new(4, COUNT);
+    println!("{COUNT} pins over 4 replicas, bytes each");
+    println!("  new ones over {} s           {:6.1}", filled.now.as_secs(), each("VmRSS", before)?);
 
     // Every one speaks within a minute, so all are active at once.
     let begin = filled.now;
-    for number in 0..PINS {
+    for number in 0..COUNT {
         filled.serve(&turn(Some(key(number))));
         filled.now = begin;
     }
-    println!("  all active                   {:6.1}", per_pin("VmRSS", before)?);
+    println!("  all active                   {:6.1}", each("VmRSS", before)?);
 
     // Then they are silent, and other turns sweep them to rest.
     filled.now += Duration::from_secs(3600);
-    for _ in 0..PINS / 16 {
+    for _ in 0..COUNT / 16 {
         filled.serve(&turn(None));
     }
-    println!("  all idle                     {:6.1}", per_pin("VmRSS", before)?);
+    println!("  all idle                     {:6.1}", each("VmRSS", before)?);
 
-    let peak = per_pin("VmHWM", before)?;
+    let peak = each("VmHWM", before)?;
     println!("  at most, while tables grew   {peak:6.1}");
     anyhow::ensure!(peak < BYTES_MAX, "a pin takes {BYTES_MAX} bytes or more");
     Ok(())
 }
 
-fn per_pin(field: &str, before: u64) -> anyhow::Result<f64> {
-    Ok(memory_bytes(field)?.saturating_sub(before) as f64 / PINS as f64)
+/// One conversation tells a million histories.
+fn histories() -> anyhow::Result<()> {
+    let mut filled = Filled::with_room(4, COUNT);
+    let before = memory_bytes("VmRSS")?;
+    for number in 0..COUNT {
+        let chain = history(number, 1);
+        filled.serve(&Turn { chain: Some(&chain), ..turn(Some(key(0))) });
+    }
+    anyhow::ensure!(filled.balancer.snapshot(filled.now).histories as u64 == COUNT, "not as many histories");
+    report("histories", before)
+}
+
+/// One conversation has a million names.
+fn aliases() -> anyhow::Result<()> {
+    let mut filled = Filled::with_room(4, COUNT);
+    let before = memory_bytes("VmRSS")?;
+    for number in 0..COUNT / 4 {
+        let aliases = [1, 2, 3, 4].map(|index| key(number * 4 + index));
+        filled.serve(&Turn { aliases: &aliases, ..turn(Some(key(0))) });
+    }
+    anyhow::ensure!(filled.balancer.snapshot(filled.now).conversation_aliases as u64 == COUNT, "not as many aliases");
+    report("aliases", before)
+}
+
+fn report(what: &str, before: u64) -> anyhow::Result<()> {
+    println!("{COUNT} {what}, bytes each");
+    println!("  all                          {:6.1}", each("VmRSS", before)?);
+    println!("  at most, while tables grew   {:6.1}", each("VmHWM", before)?);
+    Ok(())
+}
+
+fn each(field: &str, before: u64) -> anyhow::Result<f64> {
+    Ok(memory_bytes(field)?.saturating_sub(before) as f64 / COUNT as f64)
 }
 
 /// A figure of /proc/self/status.

@@ -23,13 +23,14 @@ use pingora::services::listening::Service;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use crate::admin::Proxied;
 use crate::config::Config;
 use crate::conversation::KeySecret;
 use crate::dispatch::{Reloaded, Routing};
 use crate::metrics::Metrics;
 use crate::proxy::watchdog::Watched;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
-use crate::{admin, replica};
+use crate::{admin, proxy, replica};
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const UPSTREAM_POOL: usize = 1024;
@@ -84,8 +85,7 @@ impl Server {
 
         let control = runtime("kvpin-admin", 1)?;
         if let Some(address) = admin {
-            let counted = open.clone();
-            let mut page = admin::service(Arc::clone(&routing), address, Arc::new(move || counted.count()));
+            let mut page = admin::service(Arc::clone(&routing), address, proxied(&routing, &open));
             let admin_shutdown = on_shutdown.clone();
             control.spawn(async move { page.start_service(Some(fds), admin_shutdown, 1).await });
         }
@@ -167,6 +167,18 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
         .enable_all()
         .build()
         .context("can't start the runtime")
+}
+
+/// What the admin listener may know of the proxy.
+fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
+    let (routing, open) = (Arc::clone(routing), open.clone());
+    Proxied {
+        count_open: Box::new(move || open.count()),
+        explain: Box::new(move |raw| {
+            let explanation = proxy::explain(&routing, raw).map_err(|error| error.to_string())?;
+            serde_json::to_string(&explanation).map_err(|error| error.to_string())
+        }),
+    }
 }
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {

@@ -26,13 +26,20 @@ use crate::dispatch::{Model, Routing};
 
 pub use status::Status;
 
-/// Counts the requests that the proxy is handling at this moment.
-pub type CountOpen = Arc<dyn Fn() -> usize + Send + Sync>;
+/// Explains a raw request as JSON, or says why it is none.
+pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
+
+/// What the admin listener knows of the proxy: the edges don't know each other, so the server hands it over.
+pub struct Proxied {
+    /// Counts the requests that the proxy is handling at this moment.
+    pub count_open: Box<dyn Fn() -> usize + Send + Sync>,
+    pub explain: Box<Explain>,
+}
 
 /// The admin listener's application.
 pub struct Admin {
     routing: Arc<Routing>,
-    count_open: CountOpen,
+    proxied: Proxied,
 }
 
 /// What every page is made from.
@@ -48,9 +55,12 @@ pub struct View {
 struct Page {
     status: StatusCode,
     content_type: &'static str,
+    /// The methods that would have been right, where the one that was used isn't.
+    allow: Option<&'static str>,
     body: Vec<u8>,
 }
 
+const EXPLAIN: &str = "/api/v1/explain";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// The version of the exposition format, as Prometheus wants it named.
@@ -63,12 +73,13 @@ const CONTENTS: &str = concat!(
     "\n\n\
      /metrics        for Prometheus\n\
      /api/v1/status  models and replicas as JSON\n\
+     /api/v1/explain what would become of a raw request: POST it, or use kvpin explain\n\
      /health         200 as long as the process lives\n"
 );
 
 /// The admin listener as one of Pingora's services.
-pub fn service(routing: Arc<Routing>, address: SocketAddr, count_open: CountOpen) -> Service<Admin> {
-    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, count_open });
+pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied) -> Service<Admin> {
+    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied });
     // Without a write buffer the head of a response leaves even if no body follows it.
     let buffer = L4BufferSettings::default().write(0);
     service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
@@ -79,9 +90,12 @@ pub fn service(routing: Arc<Routing>, address: SocketAddr, count_open: CountOpen
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let head = session.req_header();
+        if head.method == Method::POST && head.uri.path() == EXPLAIN {
+            return self.explain(session).await.response(false);
+        }
         let page = self.page(&head.method, head.uri.path());
         let is_head = head.method == Method::HEAD;
-        if page.status == StatusCode::METHOD_NOT_ALLOWED {
+        if page.allow.is_some() {
             // The request may have a body, which nobody is going to read.
             session.set_keepalive(None);
         }
@@ -96,12 +110,34 @@ impl Admin {
             "/health" => |_| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
             "/metrics" => Self::metrics,
             "/api/v1/status" => Self::status,
+            EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
         };
         if *method != Method::GET && *method != Method::HEAD {
-            return Page::error(StatusCode::METHOD_NOT_ALLOWED, "this page can only be read");
+            return Page::wrong_method("GET, HEAD", "this page can only be read");
         }
         render(self).unwrap_or_else(|page| page)
+    }
+
+    /// Explains the raw request that is the body of this one.
+    async fn explain(&self, session: &mut ServerSession) -> Page {
+        let limits = &self.routing.table().config.limits;
+        let bytes_max = limits.head_bytes_max + limits.body_bytes_max;
+        let mut request = Vec::new();
+        loop {
+            match session.read_request_body().await {
+                Ok(Some(chunk)) if request.len() + chunk.len() <= bytes_max => request.extend_from_slice(&chunk),
+                Ok(None) => break,
+                Ok(Some(_)) | Err(_) => {
+                    session.set_keepalive(None);
+                    return Page::error(StatusCode::BAD_REQUEST, "the request is too large or did not come whole");
+                }
+            }
+        }
+        match (self.proxied.explain)(&request) {
+            Ok(explanation) => Page::ok(JSON, explanation),
+            Err(reason) => Page::error(StatusCode::BAD_REQUEST, &reason),
+        }
     }
 
     fn metrics(&self) -> Result<Page, Page> {
@@ -120,18 +156,22 @@ impl Admin {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
-        View { uptime: self.routing.uptime(), open_requests: (self.count_open)(), models: models.collect() }
+        View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
     }
 }
 
 impl Page {
     fn ok(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
-        Page { status: StatusCode::OK, content_type, body: body.into() }
+        Page { status: StatusCode::OK, content_type, allow: None, body: body.into() }
     }
 
     fn error(status: StatusCode, message: &str) -> Self {
         let body = json!({ "error": { "message": message, "code": status.as_u16() } });
-        Page { status, content_type: JSON, body: body.to_string().into_bytes() }
+        Page { status, content_type: JSON, allow: None, body: body.to_string().into_bytes() }
+    }
+
+    fn wrong_method(allow: &'static str, message: &str) -> Self {
+        Page { allow: Some(allow), ..Page::error(StatusCode::METHOD_NOT_ALLOWED, message) }
     }
 
     /// A fault of kvpin's own.
@@ -149,8 +189,8 @@ impl Page {
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(self.content_type));
         headers.insert(header::CONTENT_LENGTH, length.into());
         headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-        if self.status == StatusCode::METHOD_NOT_ALLOWED {
-            headers.insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
+        if let Some(methods) = self.allow {
+            headers.insert(header::ALLOW, header::HeaderValue::from_static(methods));
         }
         response
     }

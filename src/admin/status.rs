@@ -97,6 +97,8 @@ pub struct ReplicaStatus {
     pub placed: u64,
     /// Those of `placed` whose conversation had to leave another replica for good.
     pub replaced: u64,
+    /// Those of `placed` that began here because the conversation they were forked from is here.
+    pub forked: u64,
     /// Turns of conversations that are pinned elsewhere.
     pub spilled_in: u64,
     /// Turns for which the client named this replica.
@@ -122,6 +124,8 @@ pub struct ReplicaStatus {
 pub struct Conversations {
     /// With a turn in the last minute.
     pub active: u32,
+    /// Those of `active` that are a subagent, a child session or a fork of another conversation.
+    pub relatives: u32,
     pub idle: u32,
 }
 
@@ -223,10 +227,15 @@ impl ReplicaStatus {
             health_reason,
             health_age_s: seconds(replica.health_age),
             in_flight: replica.in_flight,
-            conversations: Conversations { active: replica.held.active, idle: replica.held.idle },
+            conversations: Conversations {
+                active: replica.held.active,
+                relatives: replica.held.relatives,
+                idle: replica.held.idle,
+            },
             sticky: counters.sticky,
             placed: counters.placed,
             replaced: counters.replaced,
+            forked: counters.forked,
             spilled_in: counters.spilled_in,
             client_pinned: counters.client_pinned,
             unpinned: counters.unpinned,

@@ -9,6 +9,7 @@ use pingora::services::listening::Service;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{
@@ -65,6 +66,7 @@ fn model(name: &str) -> Arc<Model> {
         aliases: vec![format!("{name}-alias")],
         affinity: true,
         client_pins: true,
+        send_session_id: true,
         dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
     })
 }
@@ -265,7 +267,8 @@ async fn connect() -> TcpStream {
     let yaml = "listen: [127.0.0.1:0]\nmodels:\n  tiny:\n    replicas:\n      - url: http://127.0.0.1:9\n";
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
-    let admin = Arc::new(Admin { routing: Arc::new(routing), count_open: Arc::new(|| 7) });
+    let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
+    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();

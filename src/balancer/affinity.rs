@@ -10,14 +10,12 @@ use hashlink::LinkedHashMap;
 
 use crate::conversation::ConversationKey;
 
+use super::recent::SWEEP_MAX;
 use super::replica::ReplicaId;
 
 /// How long after its last turn a conversation still counts as load. Of adjacent requests of one agent 95 % come within
 /// 10 s of each other, and gaps beyond a minute mostly end a session (traces of vllm-router's discussion #285).
 pub const ACTIVE_WINDOW: Duration = Duration::from_secs(60);
-
-/// How many entries one [`Affinity::sweep`] ages at most, so that no decision waits for a long clean-up.
-const SWEEP_MAX: usize = 32;
 
 /// Where a conversation is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +25,13 @@ pub struct Pin {
     pub previous: Option<ReplicaId>,
     /// Whether `replica` has served a turn of it. A pin that was never proven is given up when its turn fails.
     pub proven: bool,
+    /// Whether a second id came to lead to the conversation while it was known by another.
+    pub joined: bool,
     /// Turns of the conversation that hold a lease.
     pub in_flight: u16,
+    /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
+    parent: ConversationKey,
+    has_parent: bool,
     last_used: Duration,
 }
 
@@ -37,6 +40,8 @@ pub struct Pin {
 pub struct Held {
     /// Used within [`ACTIVE_WINDOW`].
     pub active: u32,
+    /// Those of `active` that are a subagent, a child session or a fork of another conversation.
+    pub relatives: u32,
     /// Older, but still remembered.
     pub idle: u32,
     /// Pinned elsewhere by now, but back here if their turn in flight there fails.
@@ -84,6 +89,32 @@ impl Hasher for KeyHasher {
     }
 }
 
+impl Pin {
+    /// A pin that no turn has been served at yet.
+    pub fn new(replica: ReplicaId, parent: Option<ConversationKey>) -> Self {
+        Pin {
+            replica,
+            previous: None,
+            proven: false,
+            joined: false,
+            in_flight: 0,
+            parent: parent.unwrap_or(ConversationKey(0)),
+            has_parent: parent.is_some(),
+            last_used: Duration::ZERO,
+        }
+    }
+
+    /// The conversation that this one is a subagent, a child session or a fork of.
+    pub fn parent(&self) -> Option<ConversationKey> {
+        self.has_parent.then_some(self.parent)
+    }
+
+    /// How long ago a turn of the conversation began, was served or ended.
+    pub fn idle(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.last_used)
+    }
+}
+
 impl Affinity {
     pub fn new(bounds: Bounds) -> Self {
         Affinity { bounds, active: Pins::default(), idle: Pins::default(), held: Vec::new() }
@@ -104,6 +135,29 @@ impl Affinity {
         self.held.get(replica.index()).copied().unwrap_or_default()
     }
 
+    /// How many conversations on `replica` are active, without those that the next sweep puts to rest. Costs a step for
+    /// each of these; a table that is swept with every turn has few.
+    pub fn active(&self, replica: ReplicaId, now: Duration) -> u32 {
+        let overdue = self.overdue(now).filter(|pin| pin.in_flight == 0 && pin.replica == replica).count();
+        self.held(replica).active.saturating_sub(overdue as u32)
+    }
+
+    /// Whether there is a pin, even one that is past its idle age.
+    pub fn contains(&self, key: ConversationKey) -> bool {
+        self.active.contains_key(&key) || self.idle.contains_key(&key)
+    }
+
+    /// The pin of a conversation as it is, unless it is past its idle age.
+    pub fn peek(&self, key: ConversationKey, now: Duration) -> Option<&Pin> {
+        let pin = self.active.get(&key).or_else(|| self.idle.get(&key))?;
+        (!self.is_forgotten(pin, now)).then_some(pin)
+    }
+
+    /// All pins, the one used last first.
+    pub fn by_recency(&self) -> impl Iterator<Item = (ConversationKey, &Pin)> {
+        self.active.iter().rev().chain(self.idle.iter().rev()).map(|(key, pin)| (*key, pin))
+    }
+
     /// The pin of a conversation, marked as used now. A pin past its idle age is forgotten instead.
     pub fn touch(&mut self, key: ConversationKey, now: Duration) -> Option<&mut Pin> {
         // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
@@ -119,20 +173,20 @@ impl Affinity {
         Some(self.put(key, Pin { last_used: now, ..pin }))
     }
 
-    /// Pins a conversation that has no pin.
-    pub fn insert(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) -> &mut Pin {
-        debug_assert!(!self.active.contains_key(&key) && !self.idle.contains_key(&key));
+    /// Pins a conversation that has no pin, or one past its idle age.
+    pub fn insert(&mut self, key: ConversationKey, pin: Pin, now: Duration) -> &mut Pin {
+        self.take(key);
         while self.len() >= self.bounds.entries_max {
             self.forget_oldest();
         }
-        self.put(key, Pin { replica, previous: None, proven: false, in_flight: 0, last_used: now })
+        self.put(key, Pin { last_used: now, ..pin })
     }
 
     /// Moves a conversation to another replica; the old one is remembered until the new one has served it.
-    pub fn repin(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) {
-        let Some(pin) = self.take(key) else { return };
+    pub fn repin(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) -> Option<&mut Pin> {
+        let pin = self.take(key)?;
         let previous = if pin.proven { Some(pin.replica) } else { pin.previous };
-        self.put(key, Pin { replica, previous, proven: false, last_used: now, ..pin });
+        Some(self.put(key, Pin { replica, previous, proven: false, last_used: now, ..pin }))
     }
 
     /// `replica` has served a turn of the conversation: if that is where it is pinned, the pin holds from here on.
@@ -154,12 +208,17 @@ impl Affinity {
         }
     }
 
+    /// Forgets a conversation's pin.
+    pub fn forget(&mut self, key: ConversationKey) {
+        self.take(key);
+    }
+
     /// Ages a bounded number of pins: active ones become idle, idle ones past their age, or over a bound that a reload
     /// has lowered, are forgotten.
     pub fn sweep(&mut self, now: Duration) {
         for _ in 0..SWEEP_MAX {
             let Some((&key, pin)) = self.active.front() else { break };
-            if now.saturating_sub(pin.last_used) <= ACTIVE_WINDOW {
+            if pin.idle(now) <= ACTIVE_WINDOW {
                 break;
             }
             if pin.in_flight > 0 {
@@ -171,7 +230,7 @@ impl Affinity {
         }
         for _ in 0..SWEEP_MAX {
             let Some((&key, pin)) = self.idle.front() else { break };
-            if now.saturating_sub(pin.last_used) <= self.bounds.idle_max && self.len() <= self.bounds.entries_max {
+            if pin.idle(now) <= self.bounds.idle_max && self.len() <= self.bounds.entries_max {
                 break;
             }
             self.take(key);
@@ -179,7 +238,12 @@ impl Affinity {
     }
 
     fn is_forgotten(&self, pin: &Pin, now: Duration) -> bool {
-        pin.in_flight == 0 && now.saturating_sub(pin.last_used) > self.bounds.idle_max
+        pin.in_flight == 0 && pin.idle(now) > self.bounds.idle_max
+    }
+
+    /// The active pins that the next sweep looks at.
+    fn overdue(&self, now: Duration) -> impl Iterator<Item = &Pin> {
+        self.active.values().take(SWEEP_MAX).take_while(move |pin| pin.idle(now) > ACTIVE_WINDOW)
     }
 
     fn forget_oldest(&mut self) {
@@ -191,7 +255,9 @@ impl Affinity {
 
     fn take(&mut self, key: ConversationKey) -> Option<Pin> {
         let pin = if let Some(pin) = self.active.remove(&key) {
-            self.count(pin.replica).active -= 1;
+            let held = self.count(pin.replica);
+            held.active -= 1;
+            held.relatives -= u32::from(pin.has_parent);
             pin
         } else {
             let pin = self.idle.remove(&key)?;
@@ -205,7 +271,9 @@ impl Affinity {
     }
 
     fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
-        self.count(pin.replica).active += 1;
+        let held = self.count(pin.replica);
+        held.active += 1;
+        held.relatives += u32::from(pin.has_parent);
         if let Some(previous) = pin.previous {
             self.count(previous).fallback += 1;
         }
@@ -224,19 +292,25 @@ impl Affinity {
     #[cfg(any(test, debug_assertions))]
     pub fn check_invariants(&self) {
         let mut held = vec![Held::default(); self.held.len()];
-        for (list, field) in [(&self.active, 0), (&self.idle, 1)] {
+        for pin in self.active.values() {
+            held[pin.replica.index()].active += 1;
+            held[pin.replica.index()].relatives += u32::from(pin.has_parent);
+        }
+        for (key, pin) in &self.idle {
+            held[pin.replica.index()].idle += 1;
+            assert!(!self.active.contains_key(key), "a conversation stands in both lists");
+            assert_eq!(pin.in_flight, 0, "a conversation in flight is idle");
+        }
+        for list in [&self.active, &self.idle] {
             let mut newest = Duration::ZERO;
             for (key, pin) in list {
                 if let Some(previous) = pin.previous {
                     held[previous.index()].fallback += 1;
                 }
-                let held = &mut held[pin.replica.index()];
-                *(if field == 0 { &mut held.active } else { &mut held.idle }) += 1;
                 assert!(pin.last_used >= newest, "a list is out of order");
                 newest = pin.last_used;
-                assert!(field == 0 || !self.active.contains_key(key), "a conversation stands in both lists");
-                assert!(field == 0 || pin.in_flight == 0, "a conversation in flight is idle");
                 assert!(pin.previous.is_none() || !pin.proven, "a proven pin remembers another");
+                assert_ne!(pin.parent(), Some(*key), "a conversation is its own parent");
             }
         }
         assert_eq!(held, self.held, "the counts do not agree with the pins");

@@ -12,7 +12,7 @@ impl Balancer {
     /// others retire, and finish what they hold.
     pub fn reconfigure(&mut self, policy: Policy, specs: Vec<ReplicaSpec>, now: Duration) {
         self.policy = policy;
-        self.affinity.set_bounds(policy.bounds);
+        self.memory.set_bounds(policy.bounds);
         for replica in &mut self.replicas {
             replica.membership = Membership::Retired;
         }
@@ -40,7 +40,7 @@ impl Balancer {
 
     fn is_unused(&self, index: usize) -> bool {
         let replica = &self.replicas[index];
-        let held = ReplicaId::from_index(index).map_or(Held::default(), |id| self.affinity.held(id));
+        let held = ReplicaId::from_index(index).map_or(Held::default(), |id| self.memory.pins.held(id));
         replica.membership == Membership::Retired && replica.load.in_flight() == 0 && held == Held::default()
     }
 

@@ -32,20 +32,24 @@ pub struct Field<'a> {
     pub tried: &'a [ReplicaId],
 }
 
+impl Rotation {
+    /// Begins behind the replica that was chosen.
+    pub fn turn_past(&mut self, chosen: ReplicaId) {
+        self.0 = chosen.index() + 1;
+    }
+}
+
 impl Field<'_> {
     /// The least loaded replica that may serve, or `None` when there is none. Costs one pass over the replicas.
-    pub fn least_loaded(&self, weigh: Weigh, rotation: &mut Rotation) -> Option<ReplicaId> {
+    pub fn least_loaded(&self, weigh: Weigh, rotation: &Rotation) -> Option<ReplicaId> {
         let start = rotation.0;
         let count = self.replicas.len();
-        let chosen = self
-            .open()
+        self.open()
             .min_by_key(|(id, replica)| {
                 let distance = (id.index() + count - start % count) % count;
                 (self.weight(*id, replica, weigh), distance)
             })
-            .map(|(id, _)| id)?;
-        rotation.0 = chosen.index() + 1;
-        Some(chosen)
+            .map(|(id, _)| id)
     }
 
     /// Where a turn may go whose home is over its threshold: the least loaded replica that is under its own threshold
@@ -81,7 +85,7 @@ impl Field<'_> {
     /// Requests first, then KV use: ten tenths of it weigh as much as one request.
     fn weight(&self, id: ReplicaId, replica: &Replica, weigh: Weigh) -> u32 {
         let residents = match weigh {
-            Weigh::Residents => self.affinity.held(id).active,
+            Weigh::Residents => self.affinity.active(id, self.now),
             Weigh::Requests => 0,
         };
         (replica.load.pressure(self.now) + residents) * 10 + replica.load.kv_use_tenths(self.now)

@@ -56,6 +56,8 @@ pub struct Counters {
     pub placed: u64,
     /// Those of `placed` whose conversation had to leave another replica for good.
     pub replaced: u64,
+    /// Those of `placed` that began here because the conversation they were forked from is here.
+    pub forked: u64,
     pub spilled_in: u64,
     pub client_pinned: u64,
     pub unpinned: u64,
@@ -162,10 +164,12 @@ impl Counters {
             Decision::Unpinned { .. } => &mut self.unpinned,
             Decision::Side => &mut self.side,
         } += 1;
-        if let Decision::Placed { reason } = decision
-            && reason != Placement::New
-        {
-            self.replaced += 1;
+        if let Decision::Placed { reason } = decision {
+            match reason {
+                Placement::New => {}
+                Placement::Forked => self.forked += 1,
+                Placement::HomeDown | Placement::HomeRemoved | Placement::HomeFailed => self.replaced += 1,
+            }
         }
     }
 

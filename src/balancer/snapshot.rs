@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::conversation::ConversationKey;
+
 use super::affinity::Held;
 use super::load::Scrape;
 use super::replica::{Counters, Health, Membership, ReplicaId, ReplicaSpec};
@@ -16,6 +18,10 @@ pub struct Snapshot {
     pub spill_threshold: SpillThreshold,
     /// Conversations that are remembered, active or idle.
     pub conversations: usize,
+    /// Other ids that lead to one of them.
+    pub conversation_aliases: usize,
+    /// Histories by which a conversation without an id, or the origin of a fork, is recognised.
+    pub histories: usize,
     pub refused: Vec<(Refusal, u64)>,
     /// Configured replicas, and retired ones that still hold leases.
     pub replicas: Vec<ReplicaSnapshot>,
@@ -43,6 +49,38 @@ pub struct ReplicaSnapshot {
     pub scrape: Option<(Scrape, Duration)>,
 }
 
+/// A conversation at one moment.
+#[derive(Clone, Debug)]
+pub struct ConversationSnapshot {
+    pub key: ConversationKey,
+    /// The replica that it is pinned to.
+    pub replica: ReplicaId,
+    pub spec: Arc<ReplicaSpec>,
+    /// The conversation that it is a subagent, a child session or a fork of.
+    pub parent: Option<ConversationKey>,
+    /// Turns that hold a lease.
+    pub in_flight: u16,
+    /// Since a turn of it last began, was served or ended.
+    pub idle: Duration,
+    /// Whether the replica has served a turn of it.
+    pub is_proven: bool,
+}
+
+/// The conversations that were used last, the newest first.
+pub(super) fn newest(balancer: &Balancer, limit: usize, now: Duration) -> Vec<ConversationSnapshot> {
+    let newest = balancer.memory.pins.by_recency().take(limit);
+    let snapshots = newest.map(|(key, pin)| ConversationSnapshot {
+        key,
+        replica: pin.replica,
+        spec: Arc::clone(&balancer.replicas[pin.replica.index()].spec),
+        parent: pin.parent(),
+        in_flight: pin.in_flight,
+        idle: pin.idle(now),
+        is_proven: pin.proven,
+    });
+    snapshots.collect()
+}
+
 pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
     let replicas = balancer
         .replicas
@@ -51,7 +89,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
         .filter(|(_, replica)| replica.membership == Membership::Configured || replica.load.in_flight() > 0)
         .filter_map(|(index, replica)| {
             let id = ReplicaId::from_index(index)?;
-            let (max_num_seqs, max_num_seqs_source) = balancer.max_num_seqs(replica);
+            let (max_num_seqs, max_num_seqs_source) = balancer.policy.max_num_seqs(replica.reported_max_num_seqs);
             Some(ReplicaSnapshot {
                 id,
                 spec: Arc::clone(&replica.spec),
@@ -59,7 +97,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
                 health: replica.health,
                 health_age: now.saturating_sub(replica.health_since),
                 in_flight: replica.load.in_flight(),
-                held: balancer.affinity.held(id),
+                held: balancer.memory.pins.held(id),
                 spill_threshold: balancer.threshold(replica),
                 max_num_seqs,
                 max_num_seqs_source,
@@ -71,7 +109,9 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
     Snapshot {
         mode: balancer.policy.mode,
         spill_threshold: balancer.policy.spill_threshold,
-        conversations: balancer.affinity.len(),
+        conversations: balancer.memory.pins.len(),
+        conversation_aliases: balancer.memory.aliases.len(),
+        histories: balancer.memory.histories.len(),
         refused: Refusal::ALL.into_iter().zip(balancer.refused).collect(),
         replicas,
     }

@@ -1,11 +1,15 @@
 //! Facts and properties of the decision core, on a clock that the test holds.
 
+mod histories;
+mod names;
+mod properties;
+mod relatives;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proptest::prelude::*;
-
 use super::*;
+use crate::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -229,10 +233,10 @@ fn idle_conversations_are_no_load_and_are_forgotten_at_their_age() {
     let bounds = Bounds { entries_max: 100, idle_max: Duration::from_secs(600) };
     let mut box_ = Rig::new(2, Policy { bounds, ..policy() });
     let home = box_.turn(0).replica;
-    assert_eq!(box_.balancer.affinity.held(home), Held { active: 1, ..Held::default() });
+    assert_eq!(box_.balancer.memory.pins.held(home), Held { active: 1, ..Held::default() });
     box_.now += ACTIVE_WINDOW + SECOND;
     let other = box_.turn(1).replica;
-    let held = box_.balancer.affinity.held(home);
+    let held = box_.balancer.memory.pins.held(home);
     assert_eq!(held.idle, 1);
     assert_eq!(held.active, u32::from(other == home));
     box_.now += Duration::from_secs(700);
@@ -316,9 +320,12 @@ struct Rig {
     now: Duration,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Done {
     replica: ReplicaId,
     decision: Decision,
+    conversation: Option<ConversationKey>,
+    recognised: Option<Recognised>,
 }
 
 impl Rig {
@@ -328,7 +335,9 @@ impl Rig {
     }
 
     fn try_arrive(&mut self, turn: &Turn<'_>) -> Result<Ticket, Refusal> {
+        let foreseen = self.balancer.foresee(turn, self.now);
         let result = self.balancer.arrive(turn, self.now);
+        assert_eq!(result.as_ref().map(Foreseen::of).map_err(|refusal| *refusal), foreseen, "foreseen");
         self.balancer.check_invariants();
         result
     }
@@ -340,15 +349,31 @@ impl Rig {
     fn complete(&mut self, mut ticket: Ticket) {
         self.balancer.served(&mut ticket, self.now);
         self.balancer.check_invariants();
-        self.balancer.finish(ticket, Outcome::Completed, self.now);
+        self.end(ticket, Outcome::Completed);
+    }
+
+    fn end(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.balancer.finish(ticket, outcome, self.now);
         self.balancer.check_invariants();
     }
 
     fn turn(&mut self, conversation: u64) -> Done {
-        let ticket = self.arrive(conversation);
-        let done = Done { replica: ticket.replica, decision: ticket.decision };
+        self.serve(&turn(conversation))
+    }
+
+    /// A whole turn that is served.
+    fn serve(&mut self, turn: &Turn<'_>) -> Done {
+        let ticket = self.try_arrive(turn).expect("a replica is up");
+        let Ticket { replica, decision, conversation, recognised, .. } = ticket;
         self.complete(ticket);
-        done
+        Done { replica, decision, conversation, recognised }
+    }
+}
+
+impl Foreseen {
+    fn of(ticket: &Ticket) -> Foreseen {
+        let &Ticket { replica, decision, conversation, recognised, .. } = ticket;
+        Foreseen { replica, decision, conversation, recognised }
     }
 }
 
@@ -383,138 +408,23 @@ fn turn(conversation: u64) -> Turn<'static> {
     }
 }
 
-/// What can happen to a balancer.
-#[derive(Clone, Debug)]
-enum Event {
-    Arrive { conversation: Option<u64>, kind: TurnKind, client_pin: Option<usize>, tried: Option<usize> },
-    Served { ticket: usize },
-    Finish { ticket: usize, outcome: Outcome },
-    Health { replica: usize, up: bool },
-    Scrape { replica: usize, running: u32, kv_use: f64 },
-    Reconfigure { replicas: u8, threshold: u32, affinity: bool },
-    Wait { ms: u64 },
+/// The history of a turn, a word a message; those of the assistant begin with `a` or `b`. Every message has so many bytes.
+fn history(words: &str, bytes_each: u32) -> Chain {
+    let mut key = 0;
+    let links = words.split(' ').zip(1..).map(|(word, count)| {
+        // Any injective fold will do; this one is also what makes keys spread.
+        key = word.bytes().fold(key, |key, byte| histories_key(key, u64::from(byte)));
+        Link { key: ChainKey(key), text_bytes: count * bytes_each }
+    });
+    let links = links.collect();
+    Chain { links, is_continued: words.split(' ').any(|word| word.starts_with(['a', 'b'])) }
 }
 
-fn event() -> impl Strategy<Value = Event> {
-    let outcome = prop_oneof![
-        Just(Outcome::Completed),
-        Just(Outcome::Rejected),
-        Just(Outcome::Failed),
-        Just(Outcome::Abandoned),
-        Just(Outcome::MovedOn),
-    ];
-    let kind = prop_oneof![9 => Just(TurnKind::Conversation), 1 => Just(TurnKind::Side)];
-    prop_oneof![
-        8 => (prop::option::weighted(0.9, 0..12u64), kind, prop::option::weighted(0.05, 0..5usize),
-              prop::option::weighted(0.1, 0..5usize))
-            .prop_map(|(conversation, kind, client_pin, tried)| Event::Arrive { conversation, kind, client_pin, tried }),
-        5 => (0..40usize).prop_map(|ticket| Event::Served { ticket }),
-        7 => (0..40usize, outcome).prop_map(|(ticket, outcome)| Event::Finish { ticket, outcome }),
-        2 => (0..5usize, any::<bool>()).prop_map(|(replica, up)| Event::Health { replica, up }),
-        2 => (0..5usize, 0..40u32, 0.0..1.0f64)
-            .prop_map(|(replica, running, kv_use)| Event::Scrape { replica, running, kv_use }),
-        1 => (1..32u8, 1..4u32, any::<bool>())
-            .prop_map(|(replicas, threshold, affinity)| Event::Reconfigure { replicas, threshold, affinity }),
-        2 => (0..90_000u64).prop_map(|ms| Event::Wait { ms }),
-    ]
+fn histories_key(before: u64, byte: u64) -> u64 {
+    super::histories::fork_of(ConversationKey(before), ChainKey(byte)).0
 }
 
-/// Applies an event and checks what must hold whatever happens.
-fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
-    match event {
-        Event::Arrive { conversation, kind, client_pin, tried } => {
-            let tried: Vec<_> = tried.iter().map(|index| id(*index)).collect();
-            let turn = Turn {
-                conversation: conversation.map(ConversationKey),
-                aliases: &[],
-                parent: None,
-                chain: None,
-                kind: *kind,
-                client_pin: client_pin.map(id),
-                ranks: Ranks::Obeyed,
-                tried: &tried,
-            };
-            let before = rig.balancer.snapshot(rig.now);
-            if let Ok(ticket) = rig.balancer.arrive(&turn, rig.now) {
-                check_decision(&before, &turn, &ticket);
-                tickets.push(ticket);
-            }
-        }
-        Event::Served { ticket } if *ticket < tickets.len() => rig.balancer.served(&mut tickets[*ticket], rig.now),
-        Event::Finish { ticket, outcome } if *ticket < tickets.len() => {
-            rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
-        }
-        Event::Served { .. } | Event::Finish { .. } => {}
-        Event::Health { replica, up } => {
-            let health = if *up { Health::Up } else { Health::Down(DownReason::ProbeFailed) };
-            rig.balancer.set_health(id(*replica), health, rig.now);
-        }
-        Event::Scrape { replica, running, kv_use } => {
-            rig.balancer.scrape_begins(id(*replica));
-            let scrape = Scrape { at: rig.now, running: *running, kv_use: *kv_use, ..Scrape::default() };
-            rig.balancer.scraped(id(*replica), scrape);
-        }
-        Event::Reconfigure { replicas, threshold, affinity } => {
-            let specs = (0..5).filter(|index| replicas & (1 << index) != 0).map(spec).collect();
-            let mode = if *affinity { Mode::Affinity } else { Mode::LeastLoaded };
-            let policy = Policy { mode, spill_threshold: SpillThreshold::Fixed(*threshold), ..policy() };
-            rig.balancer.reconfigure(policy, specs, rig.now);
-        }
-        Event::Wait { ms } => rig.now += Duration::from_millis(*ms),
-    }
-    rig.balancer.check_invariants();
-    check_leases(rig, tickets);
-}
-
-fn check_decision(before: &Snapshot, turn: &Turn<'_>, ticket: &Ticket) {
-    let chosen = before.replicas.iter().find(|replica| replica.id == ticket.replica).expect("it is configured");
-    assert_eq!(chosen.membership, Membership::Configured);
-    assert!(!matches!(chosen.health, Health::Down(_)), "a turn was given to a replica that is down");
-    assert!(!turn.tried.contains(&ticket.replica), "a turn was given back to the replica that failed it");
-    if let Decision::Spilled { from } = ticket.decision {
-        let home = before.replicas.iter().find(|replica| replica.id == from).expect("home is configured");
-        assert!(home.in_flight >= home.spill_threshold, "a turn left a replica that was under its threshold");
-        assert!(chosen.in_flight < chosen.spill_threshold, "a turn went to a replica over its threshold");
-    }
-}
-
-fn check_leases(rig: &Rig, tickets: &[Ticket]) {
-    for replica in rig.balancer.snapshot(rig.now).replicas {
-        let out = tickets.iter().filter(|ticket| ticket.replica == replica.id).count();
-        assert_eq!(replica.in_flight as usize, out, "leases of {:?}", replica.id);
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_parts_agree_after_every_step_of_any_run(events in prop::collection::vec(event(), 1..200)) {
-        let mut rig = Rig::new(3, Policy { spill_threshold: SpillThreshold::Fixed(2), ..policy() });
-        let mut tickets = Vec::new();
-        for event in &events {
-            step(&mut rig, &mut tickets, event);
-        }
-        for ticket in tickets.drain(..) {
-            rig.balancer.finish(ticket, Outcome::Completed, rig.now);
-        }
-        check_leases(&rig, &tickets);
-        // With nothing in flight, every pin that is left was proven by a served turn.
-        rig.balancer.check_invariants();
-    }
-
-    #[test]
-    fn the_same_events_give_the_same_decisions(events in prop::collection::vec(event(), 1..100)) {
-        let run = || {
-            let mut rig = Rig::new(3, policy());
-            let mut tickets = Vec::new();
-            for event in &events {
-                step(&mut rig, &mut tickets, event);
-            }
-            let decided: Vec<_> = tickets.iter().map(|ticket| (ticket.replica, ticket.decision)).collect();
-            tickets.into_iter().for_each(|ticket| rig.balancer.finish(ticket, Outcome::Abandoned, rig.now));
-            decided
-        };
-        prop_assert_eq!(run(), run());
-    }
+/// A turn without an id.
+fn unnamed(chain: &Chain) -> Turn<'_> {
+    Turn { conversation: None, chain: Some(chain), ..turn(0) }
 }

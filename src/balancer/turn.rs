@@ -1,7 +1,8 @@
 //! What goes into a decision and what comes out of it.
 
-use crate::conversation::{Chain, ConversationKey};
+use crate::conversation::{Chain, ConversationKey, Link};
 
+use super::aliases::ALIASES_MAX;
 use super::replica::ReplicaId;
 
 /// One request that needs a replica, as the balancer sees it.
@@ -43,6 +44,17 @@ pub enum TurnKind {
 pub enum Ranks {
     Obeyed,
     Ignored,
+}
+
+/// How the conversation of a turn was recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recognised {
+    /// By the id that the client gave.
+    Explicit,
+    /// By another id that came with that one, in this turn or in an earlier one.
+    Alias,
+    /// By the turn's history.
+    Fingerprint,
 }
 
 /// Why a turn goes where it goes.
@@ -116,7 +128,41 @@ pub enum Outcome {
     MovedOn,
 }
 
+impl Turn<'_> {
+    /// The other ids of the turn's conversation that count. The parent's is none of them: clients name it beside the
+    /// child's, and child and parent are two conversations.
+    pub(super) fn other_names(&self) -> impl Iterator<Item = ConversationKey> {
+        self.aliases.iter().take(ALIASES_MAX).copied().filter(|name| Some(*name) != self.parent)
+    }
+
+    /// The turn's history and its last link, which stands for the whole.
+    pub(super) fn history(&self) -> Option<(&Chain, Link)> {
+        let chain = self.chain?;
+        Some((chain, *chain.links.last()?))
+    }
+}
+
+impl Recognised {
+    /// The word used in logs and on the status page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Recognised::Explicit => "explicit",
+            Recognised::Alias => "alias",
+            Recognised::Fingerprint => "fingerprint",
+        }
+    }
+}
+
 impl Decision {
+    /// Whether the turn has a say in where its conversation is pinned. A client's own choice and a side call say nothing
+    /// about where its history is.
+    pub(super) fn binds(self) -> bool {
+        match self {
+            Decision::Sticky | Decision::Placed { .. } | Decision::Spilled { .. } => true,
+            Decision::ClientPinned | Decision::Unpinned { .. } | Decision::Side => false,
+        }
+    }
+
     /// The word used in logs, metric labels and the response header.
     pub fn as_str(self) -> &'static str {
         match self {

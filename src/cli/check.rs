@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use crate::config::{Config, ConfigError, ModelConfig, ReplicaConfig, SpillThreshold};
+use crate::config::{Alias, Config, ConfigError, ModelConfig, ReplicaConfig, SpillThreshold};
 
 /// EX_CONFIG of sysexits.h, which systemd and scripts can tell from a crash.
 use super::EXIT_CONFIG;
@@ -81,13 +81,17 @@ fn errors_json(err: &ConfigError) -> Vec<Value> {
 fn model_json(model: &ModelConfig) -> Value {
     json!({
         "name": model.name,
-        "aliases": model.aliases,
+        "aliases": model.aliases.iter().map(alias_json).collect::<Vec<_>>(),
         "affinity": model.affinity,
         "balancing": (!model.affinity).then(|| model.balancing.to_string()),
         "max_num_seqs": model.max_num_seqs,
         "spill_threshold": threshold(model),
         "replicas": model.replicas.iter().map(replica_json).collect::<Vec<_>>(),
     })
+}
+
+fn alias_json(alias: &Alias) -> Value {
+    json!({ "name": alias.name, "upstream": alias.upstream })
 }
 
 fn replica_json(replica: &ReplicaConfig) -> Value {
@@ -139,7 +143,8 @@ impl fmt::Display for Summary<'_> {
 fn write_model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
     write!(f, "model {}", model.name)?;
     if !model.aliases.is_empty() {
-        write!(f, ", also {}", model.aliases.join(", "))?;
+        let names: Vec<_> = model.aliases.iter().map(ToString::to_string).collect();
+        write!(f, ", also {}", names.join(", "))?;
     }
     writeln!(f)?;
     if model.affinity {

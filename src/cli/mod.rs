@@ -2,6 +2,7 @@
 
 mod check;
 mod demo;
+mod explain;
 mod replica;
 mod run;
 
@@ -40,6 +41,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say which rule recognises a raw HTTP request on stdin, and where it would go.
+    Explain(explain::ExplainArgs),
     /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
     Demo(demo::DemoArgs),
     /// Run one simulated vLLM server.
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Run { config } => run::run(&config),
         Command::Check { config, json } => check::run(&config, json),
+        Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),
     }

@@ -15,6 +15,8 @@ pub(super) struct File {
     pub(super) listen: Option<Listen>,
     pub(super) admin: Option<String>,
     pub(super) default_model: Option<String>,
+    pub(super) session_headers: Vec<String>,
+    pub(super) decision_headers: Option<bool>,
     pub(super) scrape_interval_ms: Option<u64>,
     pub(super) shutdown_grace_s: Option<u64>,
     pub(super) limits: LimitsFile,
@@ -39,12 +41,13 @@ pub(super) struct LimitsFile {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ModelFile {
-    pub(super) aliases: Vec<String>,
+    pub(super) aliases: Vec<AliasFile>,
     pub(super) affinity: Option<bool>,
     pub(super) balancing: Option<Balancing>,
     pub(super) max_num_seqs: Option<u64>,
     pub(super) spill_threshold: Option<SpillThresholdFile>,
     pub(super) client_pins: Option<bool>,
+    pub(super) send_session_id: Option<bool>,
     pub(super) conversations_max: Option<u64>,
     pub(super) conversation_idle_s: Option<u64>,
     pub(super) replicas: Vec<ReplicaFile>,
@@ -55,6 +58,12 @@ pub(super) struct ReplicaFile {
     pub(super) url: String,
     pub(super) name: Option<String>,
     pub(super) data_parallel_size: Option<u64>,
+}
+
+/// An entry of `aliases`; a plain name is short for one without `upstream`.
+pub(super) struct AliasFile {
+    pub(super) name: String,
+    pub(super) upstream: Option<String>,
 }
 
 /// One address or a list of them.
@@ -163,6 +172,43 @@ impl<'de> Deserialize<'de> for ReplicaFile {
         }
 
         deserializer.deserialize_any(UrlOrEntry)
+    }
+}
+
+impl<'de> Deserialize<'de> for AliasFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Entry {
+            name: String,
+            upstream: Option<String>,
+        }
+
+        struct NameOrEntry;
+
+        impl<'de> Visitor<'de> for NameOrEntry {
+            type Value = AliasFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name, or a mapping that has `name`")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<AliasFile, E> {
+                Ok(AliasFile { name: name.to_owned(), upstream: None })
+            }
+
+            /// A name may consist of digits.
+            fn visit_u64<E: Error>(self, name: u64) -> Result<AliasFile, E> {
+                self.visit_str(&name.to_string())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AliasFile, A::Error> {
+                let entry = Entry::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(AliasFile { name: entry.name, upstream: entry.upstream })
+            }
+        }
+
+        deserializer.deserialize_any(NameOrEntry)
     }
 }
 

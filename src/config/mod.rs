@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use http::HeaderName;
 use serde::Deserialize;
 
 pub use error::{ConfigError, Problem};
@@ -38,6 +39,10 @@ pub struct Config {
     pub admin: Option<SocketAddr>,
     /// The model of a request that names none: a name or an alias that exists.
     pub default_model: Option<String>,
+    /// Headers that name a conversation before any that kvpin knows by itself, in order of precedence; 16 at most.
+    pub session_headers: Vec<HeaderName>,
+    /// Whether responses say which replica served them and why.
+    pub decision_headers: bool,
     /// What one client, and all of them together, may take.
     pub limits: Limits,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
@@ -79,7 +84,7 @@ pub struct ModelConfig {
     /// As clients write it: 1 to 256 bytes, no control characters.
     pub name: String,
     /// Other names for it, under the same rules.
-    pub aliases: Vec<String>,
+    pub aliases: Vec<Alias>,
     /// Whether a conversation goes back to the replica that holds its KV cache.
     pub affinity: bool,
     /// Who chooses, and how, when `affinity` is false. Means nothing when it is true.
@@ -91,12 +96,22 @@ pub struct ModelConfig {
     pub spill_threshold: SpillThreshold,
     /// Whether a client may name the replica itself.
     pub client_pins: bool,
+    /// Whether the engine is told a conversation's key as `X-Session-ID` where the client sends none of that name.
+    pub send_session_id: bool,
     /// Entries of the affinity table; the one idle longest gives way.
     pub conversations_max: usize,
     /// A conversation that was silent for so long is forgotten.
     pub conversation_idle: Duration,
     /// 1 to 1024, in the order of the file, ranks ascending; names are unique within the model.
     pub replicas: Vec<ReplicaConfig>,
+}
+
+/// Another name of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alias {
+    pub name: String,
+    /// What the engine calls the model, where it doesn't know it by this name: the request's `model` is changed to it.
+    pub upstream: Option<String>,
 }
 
 /// How turns are spread when there is no affinity.
@@ -207,6 +222,16 @@ impl ModelConfig {
             ));
         }
         warnings
+    }
+}
+
+/// As clients write it, and what it becomes for the engine.
+impl fmt::Display for Alias {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.upstream {
+            None => f.write_str(&self.name),
+            Some(upstream) => write!(f, "{} (as {upstream})", self.name),
+        }
     }
 }
 

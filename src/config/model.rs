@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::addresses::{Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{ModelFile, ReplicaFile, SpillThresholdFile};
+use super::file::{AliasFile, ModelFile, ReplicaFile, SpillThresholdFile};
 use super::locate::Path;
 use super::url::{self, Resolve};
-use super::{Balancing, ModelConfig, ReplicaConfig, SpillThreshold};
+use super::{Alias, Balancing, ModelConfig, ReplicaConfig, SpillThreshold};
 
 /// A model, and the servers its replicas are on for the checks across models.
 pub(super) struct Model {
@@ -44,9 +44,7 @@ pub(super) fn path(name: &str) -> Path {
 pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, problems: &mut Problems) -> Model {
     let at = path(&name);
     check_name(&at, &name, problems);
-    for (i, alias) in file.aliases.iter().enumerate() {
-        check_name(&at.key("aliases").index(i), alias, problems);
-    }
+    let aliases = aliases(&at.key("aliases"), file.aliases, problems);
     let affinity = file.affinity.unwrap_or(true);
     if affinity && file.balancing.is_some() {
         let reason = "it says who chooses without affinity, but affinity is true; remove one of them";
@@ -67,12 +65,13 @@ pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, prob
     Model {
         servers: servers.collect(),
         config: ModelConfig {
-            aliases: file.aliases,
+            aliases,
             affinity,
             balancing,
             max_num_seqs,
             spill_threshold,
             client_pins: file.client_pins.unwrap_or(true),
+            send_session_id: file.send_session_id.unwrap_or(true),
             // Lossless: `bounds` asserts a 64-bit `usize`.
             conversations_max: conversations_max as usize,
             conversation_idle: Duration::from_secs(conversation_idle_s),
@@ -114,6 +113,17 @@ impl Server {
             count => (0..count).map(|rank| self.replica(Some(rank))).collect(),
         }
     }
+}
+
+fn aliases(path: &Path, file: Vec<AliasFile>, problems: &mut Problems) -> Vec<Alias> {
+    for (i, alias) in file.iter().enumerate() {
+        let at = path.index(i);
+        check_name(&at, &alias.name, problems);
+        if let Some(upstream) = &alias.upstream {
+            check_name(&at.key("upstream"), upstream, problems);
+        }
+    }
+    file.into_iter().map(|alias| Alias { name: alias.name, upstream: alias.upstream }).collect()
 }
 
 fn check_name(path: &Path, name: &str, problems: &mut Problems) {

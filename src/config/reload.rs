@@ -40,11 +40,23 @@ impl Config {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let Config { listen, admin, default_model, limits, scrape_interval, shutdown_grace, models: _ } = self;
+        let Config {
+            listen,
+            admin,
+            default_model,
+            session_headers,
+            decision_headers,
+            limits,
+            scrape_interval,
+            shutdown_grace,
+            models: _,
+        } = self;
         let mut settings = vec![
             ("listen", format!("{listen:?}")),
             ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
             ("default_model", or_none(default_model.as_ref())),
+            ("session_headers", format!("[{}]", words(session_headers))),
+            ("decision_headers", decision_headers.to_string()),
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
         ];
@@ -101,7 +113,7 @@ impl ModelConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 8] {
+    fn settings(&self) -> [Setting; 9] {
         let ModelConfig {
             name: _,
             aliases,
@@ -110,17 +122,19 @@ impl ModelConfig {
             max_num_seqs,
             spill_threshold,
             client_pins,
+            send_session_id,
             conversations_max,
             conversation_idle,
             replicas: _,
         } = self;
         [
-            ("aliases", format!("{aliases:?}")),
+            ("aliases", format!("[{}]", words(aliases))),
             ("affinity", affinity.to_string()),
             ("balancing", balancing.to_string()),
             ("max_num_seqs", or_none(max_num_seqs.as_ref())),
             ("spill_threshold", spill_threshold.to_string()),
             ("client_pins", client_pins.to_string()),
+            ("send_session_id", send_session_id.to_string()),
             ("conversations_max", conversations_max.to_string()),
             ("conversation_idle_s", seconds(conversation_idle)),
         ]
@@ -156,6 +170,10 @@ fn differing(
     new: impl IntoIterator<Item = Setting>,
 ) -> impl Iterator<Item = (&'static str, String, String)> {
     old.into_iter().zip(new).filter(|((_, old), (_, new))| old != new).map(|((key, old), (_, new))| (key, old, new))
+}
+
+fn words(items: &[impl Display]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn or_none(value: Option<&impl Display>) -> String {
@@ -217,7 +235,7 @@ models:
             "scrape_interval_ms: 1000 -> 500",
             "limits.body_bytes_max: 33554432 -> 1048576",
             "model c added",
-            "model a: aliases: [] -> [\"z\"]",
+            "model a: aliases: [] -> [z]",
             "model a: max_num_seqs: none -> 16",
             "model a: spill_threshold: auto -> 4",
             "model a: replica x: address: 127.0.0.1:2 -> 127.0.0.1:5",

@@ -64,6 +64,8 @@ fn the_shortest_file_gets_every_default() {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
         default_model: None,
+        session_headers: Vec::new(),
+        decision_headers: true,
         limits: Limits {
             body_bytes_max: 32 << 20,
             head_bytes_max: 64 << 10,
@@ -86,6 +88,7 @@ fn the_shortest_file_gets_every_default() {
             max_num_seqs: None,
             spill_threshold: SpillThreshold::Auto,
             client_pins: true,
+            send_session_id: true,
             conversations_max: 1_000_000,
             conversation_idle: Duration::from_secs(3600),
             replicas: vec![replica(8000), replica(8001)],
@@ -193,6 +196,8 @@ fn what_an_operator_may_write_is_accepted() {
         with_top("limits: {body_bytes_max: 1GiB, head_bytes_max: 65536, replay_bytes_max: 64 KiB}\n"),
         with_top("limits: {}\n"),
         with_model("    aliases: [claude-sonnet-4-5, Qwen/Qwen3-4B, 123]\n"),
+        with_model("    aliases: [a, {name: b}, {name: c, upstream: m}]\n"),
+        with_top("session_headers: [X-Chat, x-team-conversation]\ndecision_headers: false\n"),
         with_model("    max_num_seqs: 8\n    spill_threshold: 8\n"),
         with_model("    spill_threshold: 64\n"),
         with_model("    affinity: false\n    balancing: least_loaded\n"),
@@ -298,6 +303,22 @@ fn a_refusal_names_line_path_and_reason() {
         (
             with_model(&format!("    aliases:\n      - x\n      - {long}\n")),
             "line 5: models.m.aliases[1]: the name is longer than 256 bytes",
+        ),
+        (
+            with_model("    aliases: [{name: x, upstream: ''}]\n"),
+            "line 3: models.m.aliases[0].upstream: the name is empty",
+        ),
+        (
+            with_top("session_headers: ['x session']\n"),
+            "line 1: session_headers[0]: `x session` is not the name of a header",
+        ),
+        (
+            with_top("session_headers: [x-mine, X-Request-Id]\n"),
+            "line 1: session_headers[1]: `X-Request-Id` tells people, programs or requests apart, and no conversations",
+        ),
+        (
+            with_top(&format!("session_headers: [{}]\n", vec!["x"; 17].join(", "))),
+            "line 1: session_headers: 17 headers are more than 16",
         ),
         (with_model("    aliases: [m]\n"), "line 3: models.m.aliases[0]: `m` leads to model `m` already"),
         (with_model("    aliases: [x, x]\n"), "line 3: models.m.aliases[1]: `x` leads to model `m` already"),

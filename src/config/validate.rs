@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use http::HeaderName;
+
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
@@ -28,6 +30,7 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     let (models, servers) = models(file.models, resolve, &mut problems);
     names(&models, file.default_model.as_deref(), &mut problems);
+    let session_headers = session_headers(&file.session_headers, &mut problems);
     addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
@@ -36,6 +39,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
         listen: listen.iter().map(|place| place.address).collect(),
         admin: admin.map(|place| place.address),
         default_model: file.default_model,
+        session_headers,
+        decision_headers: file.decision_headers.unwrap_or(true),
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
@@ -110,6 +115,38 @@ fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
     }
 }
 
+/// What never names a conversation, and would share a replica among all of a person's or give every request its own.
+const NO_SESSION_HEADERS: [&str; 8] = [
+    "authorization",
+    "x-api-key",
+    "cookie",
+    "user-agent",
+    "host",
+    "x-request-id",
+    "x-client-request-id",
+    "traceparent",
+];
+
+fn session_headers(file: &[String], problems: &mut Problems) -> Vec<HeaderName> {
+    let path = Path::default().key("session_headers");
+    if file.len() > bounds::SESSION_HEADERS_MAX {
+        let reason = format!("{} headers are more than {}", file.len(), bounds::SESSION_HEADERS_MAX);
+        problems.add(path.clone(), reason);
+    }
+    let mut headers = Vec::new();
+    for (i, text) in file.iter().enumerate() {
+        match HeaderName::from_bytes(text.as_bytes()) {
+            Err(_) => problems.add(path.index(i), format!("`{text}` is not the name of a header")),
+            Ok(header) if NO_SESSION_HEADERS.contains(&header.as_str()) => {
+                let reason = format!("`{text}` tells people, programs or requests apart, and no conversations");
+                problems.add(path.index(i), reason);
+            }
+            Ok(header) => headers.push(header),
+        }
+    }
+    headers
+}
+
 fn models(
     file: Ordered<ModelFile>,
     resolve: Resolve<'_>,
@@ -135,11 +172,12 @@ fn names(models: &[ModelConfig], default_model: Option<&str>, problems: &mut Pro
     for model in models {
         let path = model::path(&model.name).key("aliases");
         for (i, alias) in model.aliases.iter().enumerate() {
-            if let Some(other) = model_of.get(&**alias) {
-                let reason = format!("`{alias}` leads to model `{other}` already");
+            let name = &*alias.name;
+            if let Some(other) = model_of.get(name) {
+                let reason = format!("`{name}` leads to model `{other}` already");
                 problems.add(path.index(i), reason);
             } else {
-                model_of.insert(alias, &model.name);
+                model_of.insert(name, &model.name);
             }
         }
     }

@@ -1,10 +1,12 @@
 //! What a body was found to say, and how far the search for it is.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::literal::Fault;
-use super::path::Target;
+use super::path::{ROOT, Target};
 use super::session::SessionValue;
+use super::shape::Shape;
 
 /// How far a search is after the bytes fed so far. Depends on the bytes only, not on how they were
 /// cut into chunks.
@@ -64,6 +66,8 @@ pub struct Fields {
     /// The body names a model more than once. Engines take the last one where this crate takes the
     /// first, so such a body would be served by a model that it was not admitted for.
     pub duplicate_model: bool,
+    /// The known keys that came more than once. `input` beside `messages` counts as one of them, since it says the same.
+    pub duplicates: RootKeys,
     /// The session inside `metadata.user_id`, in whichever of its three forms.
     pub metadata_session: Option<SessionValue>,
     pub session_id: Option<SessionValue>,
@@ -71,28 +75,16 @@ pub struct Fields {
     pub conversation: Option<SessionValue>,
     pub conversation_id: Option<SessionValue>,
     pub prompt_cache_key: Option<SessionValue>,
-    /// Where in the body the model's value stands, with its quotes: byte offsets. `None` unless it is a JSON string.
+    /// Where in the body the model's value stands: byte offsets. With its quotes in a JSON body, where it is a string;
+    /// the bare value in a form. `None` where no text is there to be replaced.
     pub model_span: Option<Range<usize>>,
     pub shape: Shape,
-}
-
-/// What tells an agent's turn from its title generation and the like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
-    /// `tools` has at least one entry.
-    pub has_tools: bool,
-    /// `thinking` is there and not of type `disabled`.
-    pub has_thinking: bool,
-    /// The answer has to follow a JSON schema: `output_config.format`, `response_format` or `text.format` of type
-    /// `json_schema`.
-    pub has_json_schema: bool,
 }
 
 impl Fields {
     /// Notes the text found for a target. Of a session field the first usable value stays.
     pub(super) fn note_text(&mut self, target: Target, text: Result<&str, Fault>) {
         let slot = match target {
-            Target::Nothing | Target::Metadata => return,
             Target::Model => {
                 self.model = Model::from(text);
                 return;
@@ -102,6 +94,23 @@ impl Fields {
             Target::Conversation | Target::IdInConversation => &mut self.conversation,
             Target::ConversationId => &mut self.conversation_id,
             Target::PromptCacheKey => &mut self.prompt_cache_key,
+            Target::Nothing
+            | Target::Metadata
+            | Target::Messages
+            | Target::Input
+            | Target::System
+            | Target::Instructions
+            | Target::Tools
+            | Target::Thinking
+            | Target::ThinkingType
+            | Target::OutputConfig
+            | Target::OutputFormat
+            | Target::OutputFormatType
+            | Target::ResponseFormat
+            | Target::ResponseFormatType
+            | Target::TextConfig
+            | Target::TextFormat
+            | Target::TextFormatType => return,
         };
         let parse = if target == Target::UserId { SessionValue::from_user_id } else { SessionValue::parse };
         if slot.is_none() {
@@ -120,7 +129,46 @@ impl Fields {
     /// one to read.
     pub(super) fn note_model_said(&mut self) -> bool {
         let first = self.model == Model::Absent;
-        self.duplicate_model |= !first;
+        if !first {
+            self.duplicate_model = true;
+            self.duplicates.insert(Target::Model);
+        }
         first
+    }
+}
+
+/// A set of the keys that are known in the root of a body.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct RootKeys(u16);
+
+impl RootKeys {
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        ROOT.iter().filter(move |(_, target)| self.contains(*target)).map(|(name, _)| *name)
+    }
+
+    pub(super) fn contains(self, target: Target) -> bool {
+        self.0 & Self::bit(target) != 0
+    }
+
+    /// True where the key was not in the set. What is no key of the root never is.
+    pub(super) fn insert(&mut self, target: Target) -> bool {
+        let bit = Self::bit(target);
+        let is_new = self.0 & bit == 0;
+        self.0 |= bit;
+        is_new
+    }
+
+    fn bit(target: Target) -> u16 {
+        ROOT.iter().position(|(_, known)| *known == target).map_or(0, |at| 1 << at)
+    }
+}
+
+impl fmt::Debug for RootKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
     }
 }

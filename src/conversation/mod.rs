@@ -20,6 +20,8 @@
 
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
+mod decode;
+mod digest;
 mod fields;
 mod history;
 mod identity;
@@ -28,16 +30,25 @@ mod literal;
 mod multipart;
 mod parameter;
 mod path;
+mod preamble;
 #[cfg(test)]
 mod properties;
+mod purpose;
+#[cfg(any(test, fuzzing))]
+pub mod reference;
 mod scanner;
 mod session;
+mod shape;
 mod skip;
+mod tree;
+mod walk;
 
-pub use fields::{Fields, Model, Progress, Shape};
+pub use fields::{Fields, Model, Progress, RootKeys};
 pub use history::{Chain, ChainKey, History, Link};
-pub use identity::{Explicit, Identity, Source, headers_name_session, identify};
+pub use identity::{Explicit, Identity, IdentityRules, Source};
 pub use key::{ConversationKey, KeySecret};
 pub use multipart::FormScanner;
+pub use purpose::{AUXILIARY_BYTES_MAX, Api, Purpose};
 pub use scanner::{Scanner, Wanted};
 pub use session::SessionValue;
+pub use shape::Shape;

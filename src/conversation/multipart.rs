@@ -51,6 +51,11 @@ enum Part {
 pub struct FormScanner {
     delimiter: Box<[u8]>,
     state: State,
+    /// Bytes of the form before the ones under way.
+    at: usize,
+    /// Where the last head ended, and where the last bytes began that may be the delimiter: the bounds of a part.
+    content_at: usize,
+    delimiter_at: usize,
     /// Header bytes of the part so far.
     head_bytes: usize,
     /// The header line so far.
@@ -78,6 +83,9 @@ impl FormScanner {
             delimiter: format!("\r\n--{boundary}").into_bytes().into(),
             // The first delimiter may lack the line break that the others begin with.
             state: State::Content(b"\r\n".len()),
+            at: 0,
+            content_at: 0,
+            delimiter_at: 0,
             head_bytes: 0,
             line: Vec::new(),
             disposition_seen: false,
@@ -90,7 +98,9 @@ impl FormScanner {
     pub fn feed(&mut self, chunk: &[u8]) -> Progress {
         let mut rest = chunk;
         while !rest.is_empty() && !matches!(self.state, State::Closed | State::Broken) {
-            rest = &rest[self.step(rest)..];
+            let used = self.step(rest);
+            self.at += used;
+            rest = &rest[used..];
         }
         self.progress()
     }
@@ -129,6 +139,7 @@ impl FormScanner {
         match memchr(b'\r', bytes) {
             Some(at) => {
                 self.keep(&bytes[..at]);
+                self.delimiter_at = self.at + at;
                 self.state = State::Content(1);
                 at + 1
             }
@@ -191,6 +202,7 @@ impl FormScanner {
                 text => text.map_err(|_| Fault::Undecodable),
             };
             self.fields.note_text(Target::Model, text);
+            self.fields.model_span = Some(self.content_at..self.delimiter_at);
         }
         self.head_bytes = 0;
         self.disposition_seen = false;
@@ -206,6 +218,7 @@ impl FormScanner {
         self.line.extend_from_slice(&bytes[..used]);
         if self.line.ends_with(b"\n") {
             self.state = self.end_line();
+            self.content_at = self.at + used;
             self.line.clear();
         }
         used

@@ -1,16 +1,13 @@
 //! Properties of the scanners over generated bodies: they see what a parser sees, and no cut into
 //! chunks, depth or byte changes that.
 
-use std::fmt;
-
 use proptest::collection::vec;
 use proptest::prelude::*;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::{Fields, FormScanner, Model, Progress, Scanner, SessionValue, Wanted};
+use super::path::Target;
+use super::{Fields, FormScanner, History, Progress, RootKeys, Scanner, Wanted, reference};
 
-/// A JSON value with the order and the repetitions of its keys, which serde_json's own `Value` does
-/// not keep.
+/// A JSON value with the order and the repetitions of its keys.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
     Text(String),
@@ -21,15 +18,6 @@ enum Node {
 }
 
 impl Node {
-    fn entries<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Node> {
-        let entries = if let Node::Object(entries) = self { &entries[..] } else { &[] };
-        entries.iter().filter(move |(name, _)| name == key).map(|(_, node)| node)
-    }
-
-    fn text(&self) -> Option<&str> {
-        if let Node::Text(text) = self { Some(text) } else { None }
-    }
-
     /// Writes the value with white space and escapes as `style` has them.
     fn write(&self, out: &mut String, style: &mut Style) {
         style.space(out);
@@ -60,59 +48,6 @@ impl Node {
             }
         }
         style.space(out);
-    }
-}
-
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor)
-    }
-}
-
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON value")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
-        Ok(Node::Text(text.to_owned()))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
-        Ok(Node::Scalar("bool"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
-        Ok(Node::Scalar("number"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
-        Ok(Node::Scalar("number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
-        Ok(Node::Scalar("number"))
-    }
-
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Scalar("null"))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Node::Array(Vec::new()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
-            entries.push(entry);
-        }
-        Ok(Node::Object(entries))
     }
 }
 
@@ -154,33 +89,6 @@ impl Style {
     }
 }
 
-/// What a parser sees of the fields.
-fn expected(root: &Node) -> Fields {
-    let models: Vec<_> = root.entries("model").collect();
-    let model = match models.first().map(|model| model.text()) {
-        None => Model::Absent,
-        Some(None) => Model::NotText,
-        Some(Some(name)) if name.len() > 1024 => Model::TooLong,
-        Some(Some(name)) => Model::Named(name.to_owned()),
-    };
-    let session = |node: &Node| SessionValue::parse(node.text()?);
-    let user_id = |node: &Node| match node {
-        Node::Text(text) if text.len() <= 1024 => SessionValue::from_user_id(text),
-        other => other.entries("session_id").find_map(session),
-    };
-    let conversation = |node: &Node| session(node).or_else(|| node.entries("id").find_map(session));
-    Fields {
-        model,
-        duplicate_model: models.len() > 1,
-        metadata_session: root.entries("metadata").flat_map(|node| node.entries("user_id")).find_map(user_id),
-        session_id: root.entries("session_id").find_map(session),
-        conversation: root.entries("conversation").find_map(conversation),
-        conversation_id: root.entries("conversation_id").find_map(session),
-        prompt_cache_key: root.entries("prompt_cache_key").find_map(session),
-        ..Fields::default()
-    }
-}
-
 /// Feeds the chunks that the cuts make of a body.
 fn feed_in_chunks(body: &[u8], cuts: &[usize], mut feed: impl FnMut(&[u8])) {
     let mut rest = body;
@@ -192,12 +100,12 @@ fn feed_in_chunks(body: &[u8], cuts: &[usize], mut feed: impl FnMut(&[u8])) {
     feed(rest);
 }
 
-fn scan(body: &[u8], cuts: &[usize], wanted: Wanted) -> (Progress, Fields) {
+fn scan(body: &[u8], cuts: &[usize], wanted: Wanted) -> (Progress, Fields, Option<History>) {
     let mut scanner = Scanner::new(wanted);
     feed_in_chunks(body, cuts, |chunk| {
         scanner.feed(chunk);
     });
-    (scanner.progress(), scanner.fields().clone())
+    (scanner.progress(), scanner.fields().clone(), scanner.history().cloned())
 }
 
 fn scan_form(body: &[u8], cuts: &[usize]) -> (Progress, Fields) {
@@ -211,13 +119,117 @@ fn scan_form(body: &[u8], cuts: &[usize]) -> (Progress, Fields) {
 const UUID: &str = "be1bd76a-8294-49e0-b3d2-e58bc1e620a9";
 
 fn key() -> impl Strategy<Value = String> {
-    const KNOWN: &[&str] =
-        &["model", "metadata", "user_id", "session_id", "conversation", "id", "conversation_id", "prompt_cache_key"];
+    const KNOWN: &[&str] = &[
+        "model",
+        "metadata",
+        "user_id",
+        "session_id",
+        "conversation",
+        "id",
+        "conversation_id",
+        "prompt_cache_key",
+        "tools",
+        "thinking",
+        "type",
+        "output_config",
+        "response_format",
+        "format",
+        "text",
+        "messages",
+        "input",
+        "system",
+        "role",
+        "content",
+        "cache_control",
+    ];
     prop_oneof![
-        6 => proptest::sample::select(KNOWN).prop_map(str::to_owned),
+        12 => proptest::sample::select(KNOWN).prop_map(str::to_owned),
         1 => any::<String>(),
         1 => Just("model\u{0}".to_owned()),
     ]
+}
+
+/// Texts that mean something somewhere.
+fn word() -> impl Strategy<Value = Node> {
+    const WORDS: &[&str] = &[
+        "user",
+        "assistant",
+        "system",
+        "text",
+        "input_text",
+        "disabled",
+        "json_schema",
+        "reasoning",
+        "function_call",
+        "x-anthropic-billing-header: a",
+    ];
+    proptest::sample::select(WORDS).prop_map(|word| Node::Text(word.to_owned()))
+}
+
+/// What a user's message may say: preambles, what only looks like one, and words.
+fn said() -> impl Strategy<Value = String> {
+    const PIECES: &[&str] = &[
+        "<system-reminder>",
+        "</system-reminder>",
+        "<system-reminder>a</system-reminder>",
+        "<environment_context>b</environment_context>",
+        "<environment_",
+        "<",
+        " \n",
+        "words",
+    ];
+    vec(proptest::sample::select(PIECES), 0..6).prop_map(|pieces| pieces.concat())
+}
+
+fn block() -> impl Strategy<Value = Node> {
+    let text = || prop_oneof![3 => said(), 1 => text()].prop_map(Node::Text);
+    let member = prop_oneof![
+        4 => text().prop_map(|text| ("text".to_owned(), text)),
+        4 => Just(("type".to_owned(), Node::Text("text".to_owned()))),
+        1 => word().prop_map(|kind| ("type".to_owned(), kind)),
+        1 => text().prop_map(|text| ("content".to_owned(), text)),
+        1 => (key(), node()),
+        1 => node().prop_map(|node| ("cache_control".to_owned(), node)),
+    ];
+    vec(member, 0..4).prop_map(Node::Object)
+}
+
+fn message() -> impl Strategy<Value = Node> {
+    let content = prop_oneof![
+        3 => vec(prop_oneof![6 => block(), 1 => node()], 0..5).prop_map(Node::Array),
+        2 => said().prop_map(Node::Text),
+        1 => node(),
+    ];
+    let role = prop_oneof![3 => Just(Node::Text("user".to_owned())), 2 => word(), 1 => node()];
+    let member = prop_oneof![
+        4 => content.prop_map(|content| ("content".to_owned(), content)),
+        4 => role.prop_map(|role| ("role".to_owned(), role)),
+        1 => word().prop_map(|kind| ("type".to_owned(), kind)),
+        1 => (key(), node()),
+    ];
+    vec(member, 0..5).prop_map(Node::Object)
+}
+
+/// A body with messages, most of them only once.
+fn turn() -> impl Strategy<Value = Node> {
+    let messages = || vec(prop_oneof![8 => message(), 1 => node()], 0..6).prop_map(Node::Array);
+    let list = prop_oneof![
+        4 => messages().prop_map(|list| ("messages", list)),
+        3 => messages().prop_map(|list| ("input", list)),
+        1 => said().prop_map(|said| ("input", Node::Text(said))),
+    ];
+    let system = prop_oneof![vec(block(), 0..4).prop_map(Node::Array), text().prop_map(Node::Text), word(),];
+    let other = vec(
+        prop_oneof![
+            1 => system.prop_map(|system| ("system".to_owned(), system)),
+            3 => (key(), node()),
+        ],
+        0..4,
+    );
+    (list, other, any::<prop::sample::Index>()).prop_map(|((key, list), mut members, at)| {
+        members.insert(at.index(members.len() + 1), (key.to_owned(), list));
+        Node::Object(members)
+    })
 }
 
 fn text() -> impl Strategy<Value = String> {
@@ -239,6 +251,7 @@ fn node() -> impl Strategy<Value = Node> {
     const SCALARS: &[&str] = &["0", "-1.5e+3", "12345678901234567890", "true", "false", "null"];
     let leaf = prop_oneof![
         4 => text().prop_map(Node::Text),
+        2 => word(),
         1 => proptest::sample::select(SCALARS).prop_map(Node::Scalar),
     ];
     leaf.prop_recursive(4, 24, 5, |inner| {
@@ -250,7 +263,7 @@ fn node() -> impl Strategy<Value = Node> {
 }
 
 fn document() -> impl Strategy<Value = Node> {
-    vec((key(), node()), 0..8).prop_map(Node::Object)
+    prop_oneof![vec((key(), node()), 0..8).prop_map(Node::Object), turn()]
 }
 
 fn cuts() -> impl Strategy<Value = Vec<usize>> {
@@ -294,6 +307,12 @@ const JSON_PIECES: &[&[u8]] = &[
     b"\xef\xbb\xbf",
     b"\xff",
     b"{\"session_id\":\"t\",",
+    b"{\"messages\":[{\"role\":\"user\",\"content\":",
+    b"{\"system\":\"s\",\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":",
+    b"\"<system-reminder>a</system-reminder>b\"",
+    b"\"cache_control\":",
+    b"\"tools\":[",
+    b"}]}",
 ];
 
 const FORM_PIECES: &[&[u8]] = &[
@@ -320,16 +339,30 @@ proptest! {
     fn the_scanner_sees_what_a_parser_sees(root in document(), choices in vec(any::<u8>(), 1..64), cuts in cuts()) {
         let mut body = String::new();
         root.write(&mut body, &mut Style { choices, at: 0 });
-        let parsed: Node = serde_json::from_str(&body).unwrap();
-        let expected = expected(&parsed);
+        let (expected, history) = reference::read(body.as_bytes()).unwrap();
 
-        let (progress, fields) = scan(body.as_bytes(), &cuts, Wanted::ModelAndSession);
-        prop_assert_eq!(progress, Progress::Closed);
-        prop_assert_eq!(&fields, &expected);
+        for wanted in [Wanted::ModelFirst, Wanted::ModelAndSession] {
+            let seen = scan(body.as_bytes(), &cuts, wanted);
+            prop_assert_eq!(&seen, &(Progress::Closed, expected.clone(), history.clone()));
+        }
+        if let (Some(span), Some(name)) = (&expected.model_span, expected.model.name()) {
+            let value: String = serde_json::from_str(&body[span.clone()]).unwrap();
+            prop_assert_eq!(value, name);
+        }
 
-        let (_, model_only) = scan(body.as_bytes(), &cuts, Wanted::Model);
-        let expected = Fields { model: expected.model, duplicate_model: expected.duplicate_model, ..Fields::default() };
-        prop_assert_eq!(model_only, expected);
+        let (_, model_only, history) = scan(body.as_bytes(), &cuts, Wanted::Model);
+        let mut duplicates = RootKeys::default();
+        if expected.duplicate_model {
+            duplicates.insert(Target::Model);
+        }
+        let expected = Fields {
+            model: expected.model,
+            duplicate_model: expected.duplicate_model,
+            duplicates,
+            model_span: expected.model_span,
+            ..Fields::default()
+        };
+        prop_assert_eq!((model_only, history), (expected, None));
     }
 
     #[test]
@@ -353,7 +386,7 @@ proptest! {
 
     #[test]
     fn no_cut_changes_what_is_seen_in_broken_json(body in pieces(JSON_PIECES), cuts in cuts()) {
-        for wanted in [Wanted::Model, Wanted::ModelAndSession] {
+        for wanted in [Wanted::Model, Wanted::ModelFirst, Wanted::ModelAndSession] {
             let whole = scan(&body, &[usize::MAX], wanted);
             prop_assert_eq!(&scan(&body, &cuts, wanted), &whole);
 
@@ -361,7 +394,7 @@ proptest! {
             let used = scanner.search(&body);
             prop_assert_eq!(used < body.len() && scanner.progress() == Progress::More, false);
             let progress = scanner.feed(&body[used..]);
-            prop_assert_eq!((progress, scanner.fields().clone()), whole);
+            prop_assert_eq!((progress, scanner.fields().clone(), scanner.history().cloned()), whole);
         }
     }
 

@@ -1,17 +1,19 @@
-//! Finds the model and the session in a JSON body that arrives in chunks, without parsing or
-//! keeping it.
+//! Finds the model, the session and the history in a JSON body that arrives in chunks, without
+//! parsing or keeping it.
 //!
-//! The scanner reads strictly where the wanted values are (the root object, `metadata`,
-//! `metadata.user_id`, `conversation`) and passes over everything else by counting brackets and
-//! skipping strings. Where a document is JSON it sees what a parser sees; where it is not, it may
-//! see something or nothing, and the engine will refuse it. It holds one string of at most 1024
-//! bytes, a depth, and what it found.
+//! The scanner reads strictly where the wanted values are (the root object and the few objects in
+//! [`super::path`]), hands the messages to the [`Walk`], and passes over everything else by counting
+//! brackets and skipping strings. Where a document is JSON it sees what a parser sees; where it is
+//! not, it may see something or nothing, and the engine will refuse it. It holds one string of at
+//! most 1024 bytes, a depth, and what it found: of the history hashes only.
 
-use super::fields::{Fields, Model, Progress};
+use super::fields::{Fields, Model, Progress, RootKeys};
 use super::history::History;
 use super::literal::Literal;
 use super::path::{LONGEST_KEY, Scope, Target};
-use super::skip::Skipper;
+use super::shape::Parts;
+use super::skip::{Skipper, begins_scalar, is_space, scalar_length};
+use super::walk::Walk;
 
 /// Longest value kept, in decoded bytes. Model names are file paths at worst; the JSON in Claude
 /// Code's `metadata.user_id` has 176 bytes, and the ids in it are refused over 256.
@@ -44,6 +46,7 @@ enum State {
     Key,
     Text,
     Skip,
+    Walk,
     Scalar,
     Closed,
     Broken,
@@ -58,6 +61,8 @@ enum Expect {
     Colon,
     Value,
     CommaOrClose,
+    /// In `tools`.
+    ItemOrClose,
 }
 
 /// The search through one JSON body.
@@ -69,6 +74,14 @@ pub struct Scanner {
     target: Target,
     literal: Literal,
     skipper: Skipper,
+    /// Only where the history is wanted and there is one.
+    walk: Option<Box<Walk>>,
+    /// Bytes of the body before the ones under way.
+    at: usize,
+    /// Where the opening quote of the last text stands.
+    text_at: usize,
+    root_keys: RootKeys,
+    shape: Parts,
     fields: Fields,
 }
 
@@ -81,6 +94,11 @@ impl Scanner {
             target: Target::Nothing,
             literal: Literal::new(),
             skipper: Skipper::text(),
+            walk: None,
+            at: 0,
+            text_at: 0,
+            root_keys: RootKeys::default(),
+            shape: Parts::default(),
             fields: Fields::default(),
         }
     }
@@ -90,7 +108,7 @@ impl Scanner {
     pub fn feed(&mut self, chunk: &[u8]) -> Progress {
         let mut rest = chunk;
         while !rest.is_empty() && !matches!(self.state, State::Closed | State::Broken) {
-            rest = &rest[self.step(rest)..];
+            rest = self.advance(rest);
         }
         self.progress()
     }
@@ -101,7 +119,7 @@ impl Scanner {
     pub fn search(&mut self, chunk: &[u8]) -> usize {
         let mut rest = chunk;
         while !rest.is_empty() && self.progress() == Progress::More {
-            rest = &rest[self.step(rest)..];
+            rest = self.advance(rest);
         }
         chunk.len() - rest.len()
     }
@@ -125,9 +143,14 @@ impl Scanner {
         &self.fields
     }
 
-    /// The conversation's past. `None` unless the whole body was fed, was readable, and held messages.
+    /// The conversation's past. `None` unless the whole body was fed, was readable, and held messages with one of the
+    /// user among them. Of several lists of messages nobody knows which one an engine takes, so there is none then.
     pub fn history(&self) -> Option<&History> {
-        None
+        let duplicates = self.fields.duplicates;
+        if self.state != State::Closed || duplicates.contains(Target::Messages) || duplicates.contains(Target::Input) {
+            return None;
+        }
+        self.walk.as_ref()?.history()
     }
 
     fn answered(&self) -> bool {
@@ -136,6 +159,12 @@ impl Scanner {
             Wanted::Model | Wanted::ModelFirst => model,
             Wanted::ModelAndSession => model && self.fields.metadata_session.is_some(),
         }
+    }
+
+    fn advance<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        let used = self.step(bytes);
+        self.at += used;
+        &bytes[used..]
     }
 
     /// Consumes some bytes, or none where only the state changed.
@@ -150,6 +179,7 @@ impl Scanner {
             State::Key => self.read_key(bytes),
             State::Text => self.read_text(bytes),
             State::Skip => self.skip(bytes),
+            State::Walk => self.walk(bytes),
             State::Scalar => self.pass_scalar(bytes),
             State::Closed | State::Broken => bytes.len(),
         }
@@ -178,6 +208,7 @@ impl Scanner {
             (Expect::Colon, b':') => State::Expect(Expect::Value),
             (Expect::Value, byte) => self.begin_value(byte),
             (Expect::CommaOrClose, b',') => State::Expect(Expect::Key),
+            (Expect::ItemOrClose, byte) => self.begin_tools(byte),
             (Expect::Root | Expect::KeyOrClose | Expect::Key | Expect::Colon | Expect::CommaOrClose, _) => {
                 State::Broken
             }
@@ -195,6 +226,14 @@ impl Scanner {
     }
 
     fn begin_value(&mut self, byte: u8) -> State {
+        self.shape.note_value(self.target, byte);
+        self.fields.shape = self.shape.shape();
+        if let Some(subject) = self.target.history(byte) {
+            let walk = self.walk.get_or_insert_with(|| Box::new(Walk::new()));
+            if walk.begin(subject, byte) {
+                return State::Walk;
+            }
+        }
         if byte == b'"' {
             return self.begin_text();
         }
@@ -206,18 +245,30 @@ impl Scanner {
         }
         self.fields.note_not_text(self.target);
         match byte {
+            b'[' if self.target == Target::Tools => State::Expect(Expect::ItemOrClose),
             b'{' | b'[' => {
                 self.skipper = Skipper::nested();
                 State::Skip
             }
-            // Besides JSON's own literals Python takes NaN and Infinity.
-            b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I' => State::Scalar,
+            byte if begins_scalar(byte) => State::Scalar,
             _ => State::Broken,
+        }
+    }
+
+    /// The first byte in the list of tools.
+    fn begin_tools(&mut self, byte: u8) -> State {
+        self.shape.note_tools(byte != b']');
+        self.fields.shape = self.shape.shape();
+        self.skipper = Skipper::nested();
+        match self.skipper.feed(&[byte]) {
+            Some(_) => State::Expect(Expect::CommaOrClose),
+            None => State::Skip,
         }
     }
 
     fn begin_text(&mut self) -> State {
         if self.target.takes_text() {
+            self.text_at = self.at;
             self.literal.begin(LONGEST_VALUE);
             State::Text
         } else {
@@ -241,16 +292,36 @@ impl Scanner {
         let wanted = if target == Target::Model {
             self.fields.note_model_said()
         } else {
-            self.wanted != Wanted::Model
+            self.wanted != Wanted::Model && self.note_key(target) && !self.shape.is_decided(target)
         };
         if wanted { target } else { Target::Nothing }
+    }
+
+    /// Notes a key of the root that came before. True where its value is worth a look: every one of a session field, the
+    /// first one of the messages.
+    fn note_key(&mut self, target: Target) -> bool {
+        let is_messages = target == Target::Messages || target == Target::Input;
+        let is_new = self.root_keys.insert(target);
+        let is_twin =
+            is_messages && self.root_keys.contains(Target::Messages) && self.root_keys.contains(Target::Input);
+        let is_first = is_new && !is_twin;
+        if !is_first {
+            self.fields.duplicates.insert(target);
+        }
+        is_first || !is_messages
     }
 
     fn read_text(&mut self, bytes: &[u8]) -> usize {
         let Some(used) = self.literal.feed(bytes) else {
             return bytes.len();
         };
-        self.fields.note_text(self.target, self.literal.text());
+        let text = self.literal.text();
+        self.fields.note_text(self.target, text);
+        self.shape.note_text(self.target, text);
+        self.fields.shape = self.shape.shape();
+        if self.target == Target::Model {
+            self.fields.model_span = Some(self.text_at..self.at + used);
+        }
         self.state = State::Expect(Expect::CommaOrClose);
         used
     }
@@ -263,21 +334,22 @@ impl Scanner {
         used
     }
 
+    fn walk(&mut self, bytes: &[u8]) -> usize {
+        let Some(used) = self.walk.as_mut().and_then(|walk| walk.feed(bytes)) else {
+            return bytes.len();
+        };
+        self.state = State::Expect(Expect::CommaOrClose);
+        used
+    }
+
     /// A number, `true`, `false` or `null`: ends before the byte that cannot belong to it.
     fn pass_scalar(&mut self, bytes: &[u8]) -> usize {
-        let in_scalar = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
-        match bytes.iter().position(|byte| !in_scalar(byte)) {
-            Some(end) => {
-                self.state = State::Expect(Expect::CommaOrClose);
-                end
-            }
-            None => bytes.len(),
+        let used = scalar_length(bytes);
+        if used < bytes.len() {
+            self.state = State::Expect(Expect::CommaOrClose);
         }
+        used
     }
-}
-
-fn is_space(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
 #[cfg(test)]

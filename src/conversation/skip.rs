@@ -49,6 +49,11 @@ impl Skipper {
         Self { place: Place::Structure, depth: 1 }
     }
 
+    /// Begins within so many objects and arrays, which is one at least.
+    pub(super) fn within(depth: usize) -> Self {
+        Self { place: Place::Structure, depth }
+    }
+
     /// Passes on. `Some(n)`: the value ended with the last of the first `n` bytes; `None`: all
     /// bytes belong to it.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
@@ -107,4 +112,20 @@ impl Skipper {
         self.place = Place::Escaped;
         bytes.len()
     }
+}
+
+pub(super) fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// Whether a number, `true`, `false` or `null` begins with the byte. Besides JSON's own literals Python takes NaN and
+/// Infinity.
+pub(super) fn begins_scalar(byte: u8) -> bool {
+    matches!(byte, b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I')
+}
+
+/// Bytes in front that can belong to a scalar.
+pub(super) fn scalar_length(bytes: &[u8]) -> usize {
+    let in_scalar = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+    bytes.iter().position(|byte| !in_scalar(byte)).unwrap_or(bytes.len())
 }

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::balancer::{Balancer, Decision, Outcome, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+use crate::balancer::{Balancer, Decision, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+use crate::conversation::ConversationKey;
 
-pub use routing::{Model, Reloaded, Routing, Table};
+pub use routing::{Model, Named, Reloaded, Routing, Table};
 
 /// Time since the process began to serve, the same for every balancer. It never goes back.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,8 @@ pub struct Lease {
     replica: Arc<ReplicaSpec>,
     id: ReplicaId,
     decision: Decision,
+    conversation: Option<ConversationKey>,
+    recognised: Option<Recognised>,
     outcome: Outcome,
 }
 
@@ -64,6 +67,8 @@ impl Dispatcher {
             dispatcher: Arc::clone(self),
             id: ticket.replica,
             decision: ticket.decision,
+            conversation: ticket.conversation,
+            recognised: ticket.recognised,
             ticket: Some(ticket),
             replica,
             // What holds if nobody says otherwise: the request's context was dropped because its client left.
@@ -90,6 +95,16 @@ impl Lease {
 
     pub fn decision(&self) -> Decision {
         self.decision
+    }
+
+    /// The conversation that the turn belongs to, as the balancer knows it; `None` for one that belongs to none.
+    pub fn conversation(&self) -> Option<ConversationKey> {
+        self.conversation
+    }
+
+    /// How the conversation was recognised.
+    pub fn recognised(&self) -> Option<Recognised> {
+        self.recognised
     }
 
     /// The first byte of a good response has come.

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 
 use crate::balancer::{self, Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
 use crate::config::{self, Balancing, Config, ModelConfig};
-use crate::conversation::KeySecret;
+use crate::conversation::{IdentityRules, KeySecret};
 use crate::metrics::Metrics;
 
 use super::{Clock, Dispatcher};
@@ -26,10 +26,20 @@ pub struct Routing {
 pub struct Table {
     /// In the order of the configuration.
     pub models: Vec<Arc<Model>>,
-    by_name: HashMap<String, Arc<Model>>,
+    by_name: HashMap<String, Named>,
+    /// What in a request names its conversation.
+    pub identity: IdentityRules,
     /// Serves requests that name no model: the only model, or the configured default.
     pub fallback: Option<Arc<Model>>,
     pub config: Config,
+}
+
+/// What a name that clients write leads to.
+#[derive(Clone, Debug)]
+pub struct Named {
+    pub model: Arc<Model>,
+    /// What the engine calls the model, where it is not to see the name that the client wrote.
+    pub upstream: Option<Arc<str>>,
 }
 
 /// A served model.
@@ -40,6 +50,8 @@ pub struct Model {
     pub affinity: bool,
     /// Whether clients may name the replica they want.
     pub client_pins: bool,
+    /// Whether the engine is told a conversation's key where the client names no session of its own.
+    pub send_session_id: bool,
     /// Survives reloads as long as the model does: pins, leases and counters are in it.
     pub dispatcher: Arc<Dispatcher>,
 }
@@ -98,21 +110,24 @@ impl Table {
     fn build(config: Config, dispatcher: impl Fn(&ModelConfig) -> Arc<Dispatcher>) -> Table {
         let models: Vec<_> = config.models.iter().map(|model| Arc::new(Model::new(model, dispatcher(model)))).collect();
         let mut by_name = HashMap::new();
-        for model in &models {
-            for name in std::iter::once(&model.name).chain(&model.aliases) {
-                by_name.insert(name.clone(), Arc::clone(model));
+        for (model, file) in models.iter().zip(&config.models) {
+            by_name.insert(model.name.clone(), Named { model: Arc::clone(model), upstream: None });
+            for alias in &file.aliases {
+                let upstream = alias.upstream.as_deref().map(Arc::from);
+                by_name.insert(alias.name.clone(), Named { model: Arc::clone(model), upstream });
             }
         }
         let fallback = match (&config.default_model, models.as_slice()) {
-            (Some(name), _) => by_name.get(name).cloned(),
+            (Some(name), _) => by_name.get(name).map(|named| Arc::clone(&named.model)),
             (None, [only]) => Some(Arc::clone(only)),
             (None, _) => None,
         };
-        Table { models, by_name, fallback, config }
+        let identity = IdentityRules::new(config.session_headers.clone());
+        Table { models, by_name, identity, fallback, config }
     }
 
-    /// The model that a client means by a name or an alias.
-    pub fn find(&self, name: &str) -> Option<&Arc<Model>> {
+    /// What a client means by a name or an alias.
+    pub fn find(&self, name: &str) -> Option<&Named> {
         self.by_name.get(name)
     }
 
@@ -125,9 +140,10 @@ impl Model {
     fn new(config: &ModelConfig, dispatcher: Arc<Dispatcher>) -> Self {
         Model {
             name: config.name.clone(),
-            aliases: config.aliases.clone(),
+            aliases: config.aliases.iter().map(|alias| alias.name.clone()).collect(),
             affinity: config.affinity,
             client_pins: config.client_pins,
+            send_session_id: config.send_session_id,
             dispatcher,
         }
     }

@@ -16,6 +16,7 @@ pub fn write(session: &Session, context: &Context) {
     }
     let request = context.request.as_ref();
     let lease = context.lease.as_ref();
+    let conversation = context.conversation();
     let decision = lease.map(|lease| lease.decision());
     info!(
         target: TARGET,
@@ -32,8 +33,8 @@ pub fn write(session: &Session, context: &Context) {
         session.body_bytes_read(),
         session.body_bytes_sent(),
         context.tried.len() + 1,
-        request.and_then(|request| request.conversation).map_or("-".to_owned(), |key| key.to_string()),
-        request.and_then(|request| request.source).map_or("-", |source| source.as_str()),
+        conversation.map_or("-".to_owned(), |(key, _)| key.to_string()),
+        conversation.map_or("-", |(_, named)| named),
         session.client_addr().map_or("-".to_owned(), |address| address.to_string()),
     );
 }

@@ -10,9 +10,11 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use log::debug;
 use pingora::ErrorType;
+use pingora::http::RequestHeader;
 use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
 
@@ -21,6 +23,7 @@ use crate::config::Limits;
 use super::memory::Share;
 use super::refusal::Refusal;
 use super::search::BodySearch;
+use super::splice::{Splice, joined};
 
 /// How long a request may take in all until its model and session are known. With each read bounded too, this ends only
 /// bodies that trickle in; 32 MiB at 0.5 Mbit/s come in time.
@@ -28,6 +31,10 @@ pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// Size of pingora's retry buffer: `BODY_BUF_LIMIT` in pingora-core's `protocols/http/v1/common.rs`, which isn't public.
 const RETRY_BUFFER_BYTES: usize = 64 * 1024;
+
+/// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
+/// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
+pub const SECOND_MODEL_BYTES: usize = 4096;
 
 /// The most that is reserved at once for a body whose length is only announced.
 const RESERVE_BYTES_MAX: usize = 1024 * 1024;
@@ -47,6 +54,7 @@ pub struct RequestBody {
     released: bool,
     /// The limit of a body without an announced length, as it was when the request came.
     bytes_max: Option<usize>,
+    splice: Option<Splice>,
     share: Share,
 }
 
@@ -57,6 +65,10 @@ pub struct Reader<'a> {
     search: &'a mut BodySearch,
     length: Option<usize>,
     read: usize,
+    /// What came after the byte that ended the search.
+    unseen: Bytes,
+    /// Whether what comes is looked at although the search has its answer.
+    looks_on: bool,
     own: BytesMut,
     /// Where in the body pingora's retry buffer begins.
     retry_from: Option<usize>,
@@ -71,7 +83,7 @@ impl<'a> Reader<'a> {
         limits: &'a Limits,
         share: Share,
     ) -> Result<Self, Refusal> {
-        let length = announced_length(session);
+        let length = announced_length(&session.req_header().headers);
         if length.is_some_and(|length| length > limits.body_bytes_max) {
             return Err(Refusal::BodyTooLarge { bytes_max: limits.body_bytes_max });
         }
@@ -83,6 +95,8 @@ impl<'a> Reader<'a> {
             search,
             length,
             read: 0,
+            unseen: Bytes::new(),
+            looks_on: length.is_none(),
             own: BytesMut::with_capacity(capacity),
             retry_from: None,
             share,
@@ -97,16 +111,56 @@ impl<'a> Reader<'a> {
         self.invite_body().await?;
         while !self.search.is_over() && !self.session.is_body_done() {
             let Some(chunk) = self.next_chunk().await? else { break };
-            if self.length.is_some() {
-                self.search.skim(&chunk);
-            } else {
-                self.search.feed(&chunk);
-            }
+            self.look_at(&chunk);
             if !self.keep(&chunk, self.limits.replay_memory_bytes_max) {
                 return Err(Refusal::OutOfMemory);
             }
         }
         Ok(())
+    }
+
+    /// Reads to the end of the body and looks at all of it.
+    pub async fn until_end(&mut self) -> Result<(), Refusal> {
+        self.look_on();
+        while !self.session.is_body_done() && !self.session.is_body_empty() {
+            let Some(chunk) = self.next_chunk().await? else { break };
+            self.look_at(&chunk);
+            if !self.keep(&chunk, self.limits.replay_memory_bytes_max) {
+                return Err(Refusal::OutOfMemory);
+            }
+        }
+        Ok(())
+    }
+
+    /// From here on, everything that is read is looked at.
+    pub fn look_on(&mut self) {
+        self.looks_on = true;
+        let unseen = std::mem::take(&mut self.unseen);
+        self.search.feed(&unseen);
+    }
+
+    /// Looks a little further for a second model.
+    pub fn look_a_little(&mut self) {
+        let little = self.unseen.split_to(self.unseen.len().min(SECOND_MODEL_BYTES));
+        self.search.feed(&little);
+    }
+
+    /// Nothing more is looked at.
+    pub fn look_no_further(&mut self) {
+        self.unseen = Bytes::new();
+    }
+
+    pub fn headers(&self) -> &HeaderMap {
+        &self.session.req_header().headers
+    }
+
+    pub fn search(&self) -> &BodySearch {
+        self.search
+    }
+
+    /// Bytes of the whole body, if the client has said how many.
+    pub fn length(&self) -> Option<usize> {
+        self.length
     }
 
     /// Reads what arrives within a moment, so that the whole body is at hand for a replay. A body that is announced to be
@@ -119,7 +173,7 @@ impl<'a> Reader<'a> {
         while self.may_read_on() && self.read < self.limits.replay_bytes_max {
             let Ok(chunk) = timeout_at(deadline, self.next_chunk()).await else { break };
             let Some(chunk) = chunk? else { break };
-            if self.length.is_none() {
+            if self.looks_on {
                 self.search.feed(&chunk);
             }
             // Half of the memory is left to bodies that have to be kept.
@@ -152,8 +206,19 @@ impl<'a> Reader<'a> {
             at_start: true,
             released: false,
             bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
+            splice: None,
             share: self.share,
         })
+    }
+
+    /// A body without an announced length is looked at to its end, which must not be missed.
+    fn look_at(&mut self, chunk: &Bytes) {
+        if self.looks_on {
+            self.search.feed(chunk);
+        } else {
+            let used = self.search.search(chunk);
+            self.unseen = chunk.slice(used..);
+        }
     }
 
     /// Sends `100 Continue` to a client that waits for it before it sends its body.
@@ -206,6 +271,28 @@ impl RequestBody {
     /// An attempt to send the request begins.
     pub fn begin_attempt(&mut self) {
         self.at_start = true;
+        if let Some(splice) = &mut self.splice {
+            splice.begin();
+        }
+    }
+
+    /// Changes a part of the body on its way.
+    pub fn splice(&mut self, splice: Splice) {
+        self.splice = Some(splice);
+    }
+
+    /// How many bytes of it were read before its replica was known.
+    pub fn bytes_read(&self) -> usize {
+        self.read
+    }
+
+    /// Gives a head the length of the body as it is sent.
+    pub fn announce(&self, head: &mut RequestHeader) -> pingora::Result<()> {
+        let Some(splice) = &self.splice else { return Ok(()) };
+        match announced_length(&head.headers) {
+            Some(length) => head.insert_header(CONTENT_LENGTH, splice.sent_length(length).to_string()),
+            None => Ok(()),
+        }
     }
 
     /// Puts what was read before in front of the first piece that pingora sends in an attempt.
@@ -219,7 +306,10 @@ impl RequestBody {
         if std::mem::take(&mut self.at_start) && !self.own.is_empty() {
             let piece = body.take().unwrap_or_default();
             let fresh = piece.slice(self.repeated.min(piece.len())..);
-            *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&self.own, &fresh) });
+            *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&[&self.own, &fresh]) });
+        }
+        if let (Some(splice), Some(piece)) = (&mut self.splice, body.as_mut()) {
+            *piece = splice.pass(piece);
         }
         if self.released {
             self.free();
@@ -266,7 +356,7 @@ pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
         return true;
     }
     let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
-    !waits && announced_length(session).is_none_or(|length| length <= limits.body_bytes_max)
+    !waits && announced_length(&session.req_header().headers).is_none_or(|length| length <= limits.body_bytes_max)
 }
 
 /// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
@@ -277,15 +367,8 @@ pub async fn linger(session: &mut Session) {
     }
 }
 
-fn joined(first: &Bytes, second: &Bytes) -> Bytes {
-    let mut whole = BytesMut::with_capacity(first.len() + second.len());
-    whole.extend_from_slice(first);
-    whole.extend_from_slice(second);
-    whole.freeze()
-}
-
-fn announced_length(session: &Session) -> Option<usize> {
-    let headers = &session.req_header().headers;
+/// The length that a head announces for its body; `None` for a chunked one.
+pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
     if headers.contains_key(http::header::TRANSFER_ENCODING) {
         return None;
     }

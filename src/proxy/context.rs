@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 
-use crate::balancer::{Outcome, Ranks, ReplicaId, Turn, TurnKind};
-use crate::conversation::{ConversationKey, Source};
+use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
+use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
 
 use super::body::RequestBody;
@@ -44,6 +44,12 @@ pub struct EngineRequest {
     pub kind: TurnKind,
     pub ranks: Ranks,
     pub conversation: Option<ConversationKey>,
+    /// Other ids of the same conversation.
+    pub aliases: Vec<ConversationKey>,
+    /// The conversation that this one was started by.
+    pub parent: Option<ConversationKey>,
+    /// The history, until the response begins.
+    pub chain: Option<Chain>,
     /// What named the conversation.
     pub source: Option<Source>,
     pub client_pin: Option<ReplicaId>,
@@ -55,6 +61,22 @@ pub struct OpenRequests(Arc<AtomicUsize>);
 
 /// Counts one request as open until it is dropped.
 struct Open(OpenRequests);
+
+impl EngineRequest {
+    /// The request as the balancer sees it.
+    pub fn turn<'a>(&'a self, tried: &'a [ReplicaId]) -> Turn<'a> {
+        Turn {
+            conversation: self.conversation,
+            aliases: &self.aliases,
+            parent: self.parent,
+            chain: self.chain.as_ref(),
+            kind: self.kind,
+            client_pin: self.client_pin,
+            ranks: self.ranks,
+            tried,
+        }
+    }
+}
 
 impl OpenRequests {
     pub fn count(&self) -> usize {
@@ -90,16 +112,7 @@ impl Context {
     /// Takes a slot for the request, not on a replica that has failed it.
     pub fn acquire(&mut self) -> Result<(), Refusal> {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
-        let turn = Turn {
-            conversation: request.conversation,
-            aliases: &[],
-            parent: None,
-            chain: None,
-            kind: request.kind,
-            client_pin: request.client_pin,
-            ranks: request.ranks,
-            tried: &self.tried,
-        };
+        let turn = request.turn(&self.tried);
         self.lease = Some(request.model.dispatcher.acquire(&turn)?);
         self.reconnected = false;
         Ok(())
@@ -123,12 +136,28 @@ impl Context {
         if let Some(body) = &mut self.body {
             body.release();
         }
+        if let Some(request) = &mut self.request {
+            request.chain = None;
+        }
         if self.is_good()
             && let Some(lease) = &mut self.lease
         {
             lease.served();
         }
         Some(elapsed)
+    }
+
+    /// The conversation's key and the word for what named it, once the turn has a slot.
+    pub fn conversation(&self) -> Option<(ConversationKey, &'static str)> {
+        let lease = self.lease.as_ref()?;
+        let named = self.request.as_ref()?.source.map_or(Recognised::Fingerprint.as_str(), Source::as_str);
+        Some((lease.conversation()?, named))
+    }
+
+    /// What the engine is told of the conversation, if it is told: its key, never the client's id.
+    pub fn session_id_to_send(&self) -> Option<ConversationKey> {
+        let sends = self.request.as_ref()?.model.send_session_id;
+        self.lease.as_ref().filter(|_| sends)?.conversation()
     }
 
     /// Whether the engine has accepted the turn.

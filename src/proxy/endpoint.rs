@@ -7,6 +7,7 @@
 use http::Method;
 
 use crate::balancer::{Ranks, TurnKind};
+use crate::conversation::Api;
 
 /// Whose shape the errors on a path have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,7 @@ pub enum Endpoint {
 /// What an endpoint of the engine means for the choice of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
+    pub api: Api,
     pub kind: TurnKind,
     pub ranks: Ranks,
 }
@@ -71,21 +73,31 @@ impl Endpoint {
     }
 
     fn of_path(path: &str) -> Option<Endpoint> {
-        use TurnKind::{Conversation, Side};
-        let engine = |kind, ranks| Some(Endpoint::Engine(Route { kind, ranks }));
+        use TurnKind::{Conversation, Side, Stateless};
+        let api = match Dialect::of_path(path) {
+            Dialect::Anthropic => Api::Messages,
+            Dialect::OpenAi => Api::OpenAi,
+        };
+        let engine = |kind, ranks| Some(Endpoint::Engine(Route { api, kind, ranks }));
         match path {
             "/v1/messages" | "/v1/chat/completions" | "/v1/completions" => engine(Conversation, Ranks::Obeyed),
             // vLLM up to 0.32 takes no rank from the header on these, wherever the turn ought to go.
-            "/v1/responses"
-            | "/v1/embeddings"
+            "/v1/responses" => engine(Conversation, Ranks::Ignored),
+            "/v1/embeddings"
             | "/v1/rerank"
             | "/v2/rerank"
             | "/rerank"
             | "/v1/score"
             | "/score"
             | "/v1/audio/transcriptions"
-            | "/v1/audio/translations" => engine(Conversation, Ranks::Ignored),
-            "/v1/messages/count_tokens" | "/tokenize" | "/detokenize" => engine(Side, Ranks::Ignored),
+            | "/v1/audio/translations" => engine(Stateless, Ranks::Ignored),
+            "/v1/messages/count_tokens"
+            | "/v1/messages/render"
+            | "/v1/chat/completions/render"
+            | "/v1/completions/render"
+            | "/v1/responses/render"
+            | "/tokenize"
+            | "/detokenize" => engine(Side, Ranks::Ignored),
             "/health" => Some(Endpoint::Local(Local::Health)),
             "/v1/models" => Some(Endpoint::Local(Local::Models)),
             "/" | "/api/hello" => Some(Endpoint::Local(Local::Hello)),

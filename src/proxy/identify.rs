@@ -1,27 +1,88 @@
 //! From a request to what the balancer needs: the model, the conversation, and the replica if the client names one.
 
-use std::sync::Arc;
-
 use http::HeaderMap;
 
-use crate::balancer::{Balancer, ReplicaId};
-use crate::conversation::{Explicit, Fields};
-use crate::dispatch::{Model, Routing, Table};
+use crate::balancer::{Balancer, ReplicaId, TurnKind};
+use crate::conversation::{AUXILIARY_BYTES_MAX, Chain, ConversationKey, Explicit, Identity, Purpose, Wanted};
+use crate::dispatch::{Model, Named, Routing, Table};
 
 use super::context::EngineRequest;
 use super::endpoint::Route;
 use super::refusal::{Refusal, served_names};
+use super::search::BodySearch;
+use super::splice::Splice;
 
 /// Names the replica that a client wants.
 pub const REPLICA_HEADER: &str = "x-kvpin-replica";
 /// vLLM's own header for a data-parallel rank.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
+/// Claude Code sends it with the first turn after it has replaced a conversation's history by a summary.
+const COMPACTED_HEADER: &str = "x-claude-code-context-compacted";
+
 /// The scope of conversation keys while there are no API keys: one for all.
 const NO_SCOPE: &[u8] = b"";
 
+/// What a request's head says of what is asked.
+pub struct Head {
+    pub route: Route,
+    /// The conversation, if the head names it.
+    named: Option<Explicit>,
+    purpose: Purpose,
+    /// Whether the history begins anew with this turn, so that what was known of it is of no use any more.
+    is_compacted: bool,
+}
+
+/// How much of a body is looked at once its model is known, and its conversation if it names one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing more could change the decision.
+    NoFurther,
+    /// What is at hand may tell the history of a conversation that isn't known, or begins anew, and is not waited for.
+    Further,
+    /// Only all of it tells a side call from a turn.
+    ToTheEnd,
+}
+
+impl Head {
+    pub fn read(route: Route, table: &Table, headers: &HeaderMap) -> Self {
+        let other = |route, purpose| Head { route, named: None, purpose, is_compacted: false };
+        if route.kind != TurnKind::Conversation {
+            return other(route, Purpose::Turn);
+        }
+        match Purpose::of(headers, route.api) {
+            Purpose::Auxiliary => other(Route { kind: TurnKind::Side, ..route }, Purpose::Auxiliary),
+            purpose => Head {
+                route,
+                named: table.identity.headers_name_session(headers),
+                purpose,
+                is_compacted: headers.contains_key(COMPACTED_HEADER),
+            },
+        }
+    }
+
+    /// What makes a side call of the request, where it is one.
+    pub fn side_by(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Auxiliary => "hint",
+            Purpose::ByShape => "shape",
+            Purpose::Turn => "endpoint",
+        }
+    }
+
+    /// What the body is searched for.
+    pub fn wanted(&self) -> Wanted {
+        match (self.route.kind, &self.named) {
+            (TurnKind::Side | TurnKind::Stateless, _) => Wanted::Model,
+            (TurnKind::Conversation, Some(_)) => Wanted::ModelFirst,
+            (TurnKind::Conversation, None) => Wanted::ModelAndSession,
+        }
+    }
+}
+
 /// The model that a request is for.
-pub fn choose_model(table: &Table, fields: &Fields) -> Result<Arc<Model>, Refusal> {
+pub fn choose_model(table: &Table, body: &BodySearch) -> Result<Named, Refusal> {
+    let fields = body.fields();
     if fields.duplicate_model {
         return Err(Refusal::TwoModels);
     }
@@ -31,30 +92,96 @@ pub fn choose_model(table: &Table, fields: &Fields) -> Result<Arc<Model>, Refusa
             .cloned()
             .ok_or_else(|| Refusal::UnknownModel { named: name.to_owned(), served: served_names(&table.models) }),
         // vLLM serves a request without a model too, and judges a body that kvpin can't read.
-        None => table.fallback.clone().ok_or_else(|| Refusal::NoModel { served: served_names(&table.models) }),
+        None => match &table.fallback {
+            Some(model) => Ok(Named { model: model.clone(), upstream: None }),
+            None if body.is_compressed() => Err(Refusal::CompressedBody { served: served_names(&table.models) }),
+            None => Err(Refusal::NoModel { served: served_names(&table.models) }),
+        },
     }
 }
 
-/// What is known of a request once its model and session are.
-pub struct Asked {
-    pub route: Route,
-    pub model: Arc<Model>,
-    pub conversation: Option<Explicit>,
+/// One request on its way to an engine, as far as it is known.
+pub struct Asked<'a> {
+    pub routing: &'a Routing,
+    pub table: &'a Table,
+    pub headers: &'a HeaderMap,
+    pub head: &'a Head,
+    pub named: &'a Named,
+    pub body: &'a BodySearch,
 }
 
-/// Puts together what the balancer needs to know.
-pub fn engine_request(routing: &Routing, headers: &HeaderMap, asked: Asked) -> Result<EngineRequest, Refusal> {
-    let Asked { route, model, conversation } = asked;
-    let client_pin = if model.client_pins { client_pin(&model, headers)? } else { None };
-    let key = conversation.as_ref().map(|explicit| routing.key_secret().key(NO_SCOPE, &model.name, explicit));
-    Ok(EngineRequest {
-        model,
-        kind: route.kind,
-        ranks: route.ranks,
-        conversation: key,
-        source: conversation.map(|explicit| explicit.source),
-        client_pin,
-    })
+impl Asked<'_> {
+    /// How much more of the body is worth looking at. `length` is what the client announced.
+    pub fn look(&self, length: Option<usize>) -> Look {
+        if self.head.route.kind != TurnKind::Conversation {
+            return Look::NoFurther;
+        }
+        if self.head.purpose == Purpose::ByShape && length.is_some_and(|length| length <= AUXILIARY_BYTES_MAX) {
+            return Look::ToTheEnd;
+        }
+        let is_news = self.head.is_compacted || !self.is_known();
+        if self.named.model.affinity && is_news { Look::Further } else { Look::NoFurther }
+    }
+
+    /// What the balancer needs to know, once the body has been looked at as far as `look` says. `bytes` of it were read.
+    pub fn engine_request(&self, look: Look, bytes: usize) -> Result<EngineRequest, Refusal> {
+        let model = &self.named.model;
+        let client_pin = if model.client_pins { client_pin(model, self.headers)? } else { None };
+        let kind = self.kind(bytes);
+        let identity = match kind {
+            TurnKind::Conversation => self.identity(look),
+            TurnKind::Side | TurnKind::Stateless => Identity::default(),
+        };
+        Ok(EngineRequest {
+            model: model.clone(),
+            kind,
+            ranks: self.head.route.ranks,
+            conversation: identity.conversation.as_ref().map(|id| self.key(id)),
+            aliases: identity.aliases.iter().map(|id| self.key(id)).collect(),
+            parent: identity.parent.as_ref().map(|id| self.key(id)),
+            chain: self.chain(kind),
+            source: identity.conversation.map(|id| id.source),
+            client_pin,
+        })
+    }
+
+    /// The change of the body that the model's name calls for.
+    pub fn splice(&self) -> Option<Splice> {
+        let upstream = self.named.upstream.as_deref()?;
+        let span = self.body.fields().model_span.clone()?;
+        Some(Splice::new(span, self.body.model_value(upstream)))
+    }
+
+    fn kind(&self, bytes: usize) -> TurnKind {
+        let judged = self.head.purpose == Purpose::ByShape && self.body.is_complete();
+        if judged && self.body.fields().shape.is_auxiliary(bytes) { TurnKind::Side } else { self.head.route.kind }
+    }
+
+    /// Who is speaking. Of a conversation that the balancer knows, nothing but its id is of use.
+    pub fn identity(&self, look: Look) -> Identity {
+        match (look, &self.head.named) {
+            (Look::NoFurther, Some(named)) => Identity { conversation: Some(named.clone()), ..Identity::default() },
+            (Look::NoFurther, None) | (Look::Further | Look::ToTheEnd, _) => {
+                self.table.identity.identify(self.headers, self.body.fields())
+            }
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        let Some(conversation) = self.identity(Look::NoFurther).conversation else { return false };
+        let key = self.key(&conversation);
+        self.named.model.dispatcher.with(|balancer, now| balancer.knows(key, now))
+    }
+
+    pub fn key(&self, conversation: &Explicit) -> ConversationKey {
+        self.routing.key_secret().key(NO_SCOPE, &self.named.model.name, conversation)
+    }
+
+    fn chain(&self, kind: TurnKind) -> Option<Chain> {
+        let wanted = kind == TurnKind::Conversation && self.named.model.affinity;
+        let history = self.body.history().filter(|_| wanted)?;
+        Some(self.routing.key_secret().chain(NO_SCOPE, &self.named.model.name, history))
+    }
 }
 
 /// The replica that the client names: kvpin's own header first, then a rank, if the model has ranks.

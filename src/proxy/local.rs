@@ -7,14 +7,18 @@ use serde_json::{Value, json};
 
 use crate::dispatch::Table;
 
-use super::endpoint::Local;
-use super::refusal::Answer;
+use super::endpoint::{Dialect, Local};
+use super::refusal::{Answer, served_names};
 
 /// Answers a local endpoint.
 pub async fn serve(session: &mut Session, table: &Table, local: Local) -> Result<()> {
     let (status, body) = match local {
         Local::Hello => (200, json!({ "name": "kvpin", "version": env!("CARGO_PKG_VERSION") })),
-        Local::Models => (200, models(table)),
+        Local::Models => {
+            let in_anthropics = session.req_header().headers.contains_key("anthropic-version");
+            let dialect = if in_anthropics { Dialect::Anthropic } else { Dialect::OpenAi };
+            (200, models(table, dialect))
+        }
         Local::Health => health(table),
     };
     let answer = Answer { status, retry_after_s: None, allow: None, body: body.to_string() };
@@ -40,21 +44,21 @@ pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
     Ok(())
 }
 
-/// One list that both OpenAI's and Anthropic's clients can read.
-fn models(table: &Table) -> Value {
-    let entry = |name: &String| {
-        json!({
-            "id": name, "object": "model", "created": 0, "owned_by": "kvpin",
-            "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
-        })
-    };
-    let names: Vec<&String> =
-        table.models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases)).collect();
-    json!({
-        "object": "list",
-        "data": names.iter().map(|name| entry(name)).collect::<Vec<_>>(),
-        "has_more": false, "first_id": names.first(), "last_id": names.last(),
-    })
+/// The names that clients may use, in the shape of a caller's API. Both shapes want a date of creation; the epoch says that none is
+/// known.
+fn models(table: &Table, dialect: Dialect) -> Value {
+    let names = served_names(&table.models);
+    match dialect {
+        Dialect::Anthropic => {
+            let entry = |name: &String| json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
+            let data: Vec<_> = names.iter().map(entry).collect();
+            json!({ "data": data, "has_more": false, "first_id": names.first(), "last_id": names.last() })
+        }
+        Dialect::OpenAi => {
+            let entry = |name: &String| json!({ "id": name, "object": "model", "created": 0, "owned_by": "kvpin" });
+            json!({ "object": "list", "data": names.iter().map(entry).collect::<Vec<_>>() })
+        }
+    }
 }
 
 fn health(table: &Table) -> (u16, Value) {

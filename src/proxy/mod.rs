@@ -17,11 +17,13 @@ mod body;
 mod context;
 mod ending;
 mod endpoint;
+mod explain;
 mod identify;
 mod local;
 mod memory;
 mod refusal;
 mod search;
+mod splice;
 mod upstream;
 pub mod watchdog;
 
@@ -38,24 +40,26 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 use tokio::time::timeout;
 
-use crate::conversation::{self, Wanted, headers_name_session};
 use crate::dispatch::{Routing, Table};
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
+pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
 use body::{Reader, RequestBody};
 use context::EngineRequest;
 use ending::{log_failure, outcome_of, refusal_of};
 use endpoint::{Dialect, Endpoint, NotServed, Route};
-use identify::{Asked, RANK_HEADER, REPLICA_HEADER, choose_model, engine_request};
+use identify::{Asked, Head, Look, RANK_HEADER, REPLICA_HEADER, choose_model};
 use memory::Budget;
 use refusal::Refusal;
 use search::BodySearch;
 use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
+/// What vLLM takes for a session; it tells the events of its KV cache apart by it and decides nothing.
+const SESSION_HEADER: &str = "x-session-id";
 
 /// The most replicas that one turn is tried on, where none of them can be connected to. With each connection attempt bounded, a client waits for seconds at most.
 const TRIES_MAX: usize = 8;
@@ -121,12 +125,20 @@ impl ProxyHttp for Proxy {
         upstream: &mut RequestHeader,
         context: &mut Context,
     ) -> Result<()> {
+        if let Some(body) = &context.body {
+            body.announce(upstream)?;
+        }
         // kvpin has read or will read the body, so the client was already told to go on.
         upstream.remove_header(&http::header::EXPECT);
         upstream.remove_header(REPLICA_HEADER);
         upstream.remove_header(RANK_HEADER);
         if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
             upstream.insert_header(RANK_HEADER, rank.to_string())?;
+        }
+        if let Some(key) = context.session_id_to_send()
+            && !upstream.headers.contains_key(SESSION_HEADER)
+        {
+            upstream.insert_header(SESSION_HEADER, key.to_string())?;
         }
         Ok(())
     }
@@ -158,7 +170,9 @@ impl ProxyHttp for Proxy {
         context: &mut Context,
     ) -> Result<()> {
         context.status = Some(response.status);
-        if let Some(lease) = &context.lease {
+        if let Some(lease) = &context.lease
+            && self.routing.table().config.decision_headers
+        {
             response.insert_header(REPLICA_HEADER, lease.replica().name.as_str())?;
             response.insert_header(DECISION_HEADER, lease.decision().as_str())?;
         }
@@ -301,17 +315,29 @@ impl Proxy {
         table: &Table,
         route: Route,
     ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
-        let named = headers_name_session(&session.req_header().headers);
-        let wanted = if named.is_some() { Wanted::Model } else { Wanted::ModelAndSession };
-        let mut search = BodySearch::new(&session.req_header().headers, wanted);
+        let head = Head::read(route, table, &session.req_header().headers);
+        let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
         let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
         timeout(body::ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
+        reader.look_a_little();
+        let named = choose_model(table, reader.search())?;
+        let (routing, head, named) = (&*self.routing, &head, &named);
+        let asked = Asked { routing, table, headers: reader.headers(), head, named, body: reader.search() };
+        let look = asked.look(reader.length());
+        match look {
+            Look::NoFurther => reader.look_no_further(),
+            Look::Further => reader.look_on(),
+            Look::ToTheEnd => {
+                timeout(body::ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??;
+            }
+        }
         reader.for_replay().await?;
-        let body = reader.finish()?;
-        let headers = &session.req_header().headers;
-        let model = choose_model(table, search.fields())?;
-        let conversation = conversation::identify(headers, search.fields()).conversation;
-        let request = engine_request(&self.routing, headers, Asked { route, model, conversation })?;
+        let mut body = reader.finish()?;
+        let asked = Asked { routing, table, headers: &session.req_header().headers, head, named, body: &search };
+        let request = asked.engine_request(look, body.bytes_read())?;
+        if let Some(splice) = asked.splice() {
+            body.splice(splice);
+        }
         Ok((request, body))
     }
 

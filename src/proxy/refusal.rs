@@ -29,6 +29,10 @@ pub enum Refusal {
     NoModel {
         served: Vec<String>,
     },
+    /// The body is compressed, so that its model can't be read, and several are served.
+    CompressedBody {
+        served: Vec<String>,
+    },
     UnknownModel {
         named: String,
         served: Vec<String>,
@@ -88,6 +92,7 @@ impl Refusal {
             Refusal::BodyCutShort => "body_cut_short",
             Refusal::BodyIncomplete => "body_incomplete",
             Refusal::NoModel { .. } => "no_model",
+            Refusal::CompressedBody { .. } => "compressed_body",
             Refusal::UnknownModel { .. } => "unknown_model",
             Refusal::TwoModels => "two_models",
             Refusal::UnknownReplica { .. } => "unknown_replica",
@@ -141,6 +146,7 @@ impl Refusal {
             | Refusal::WrongMethod { .. }
             | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
+            | Refusal::CompressedBody { .. }
             | Refusal::UnknownModel { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. }
@@ -165,6 +171,7 @@ impl Refusal {
             Refusal::BodyCutShort
             | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
+            | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. } => bad_request(400),
             Refusal::OutOfMemory | Refusal::NoReplica(_) => kind(503, "server_error", "overloaded_error"),
@@ -175,7 +182,10 @@ impl Refusal {
 
     fn param(&self) -> Option<&'static str> {
         match self {
-            Refusal::NoModel { .. } | Refusal::UnknownModel { .. } | Refusal::TwoModels => Some("model"),
+            Refusal::NoModel { .. }
+            | Refusal::CompressedBody { .. }
+            | Refusal::UnknownModel { .. }
+            | Refusal::TwoModels => Some("model"),
             _ => None,
         }
     }
@@ -195,6 +205,11 @@ impl Refusal {
             Refusal::BodyIncomplete => "The request body ended before its JSON did.".into(),
             Refusal::NoModel { served } => format!(
                 "No `model` was found in the request body, and several models are served here: {}.",
+                names(served)
+            ),
+            Refusal::CompressedBody { served } => format!(
+                "The request body is compressed (Content-Encoding), so that its `model` can't be read, and several models \
+                 are served here: {}. Send the body uncompressed, or have `default_model` configured.",
                 names(served)
             ),
             Refusal::UnknownModel { named, served } => {

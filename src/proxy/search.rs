@@ -3,11 +3,7 @@
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
-use crate::conversation::{Fields, FormScanner, Progress, Scanner, Wanted};
-
-/// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
-/// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
-const SECOND_MODEL_BYTES: usize = 4096;
+use crate::conversation::{Fields, FormScanner, History, Progress, Scanner, Wanted};
 
 /// A search in one body.
 #[derive(Debug)]
@@ -22,26 +18,26 @@ pub enum BodySearch {
 impl BodySearch {
     /// Chooses by the media type. Anything that isn't a form is taken for JSON, as vLLM does.
     pub fn new(headers: &HeaderMap, wanted: Wanted) -> Self {
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
+        let encodings = headers.get_all(CONTENT_ENCODING).iter();
+        if encodings.into_iter().any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
             return BodySearch::Opaque(Fields::default());
         }
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         match text(CONTENT_TYPE).and_then(FormScanner::new) {
             Some(form) => BodySearch::Form(form),
             None => BodySearch::Json(Scanner::new(wanted)),
         }
     }
 
-    /// Looks through a chunk as far as it takes, and a little further for a second model. What comes after is not looked
-    /// at, so no chunk may follow once the search is over.
-    pub fn skim(&mut self, chunk: &[u8]) {
+    /// Looks through a chunk up to the byte that ends the search, and returns how many bytes that took. `feed` can go on
+    /// from there.
+    pub fn search(&mut self, chunk: &[u8]) -> usize {
         match self {
-            BodySearch::Json(scanner) => {
-                let used = scanner.search(chunk);
-                let rest = &chunk[used..];
-                scanner.feed(&rest[..rest.len().min(SECOND_MODEL_BYTES)]);
+            BodySearch::Json(scanner) => scanner.search(chunk),
+            BodySearch::Form(_) | BodySearch::Opaque(_) => {
+                self.feed(chunk);
+                chunk.len()
             }
-            BodySearch::Form(_) | BodySearch::Opaque(_) => self.feed(chunk),
         }
     }
 
@@ -66,6 +62,32 @@ impl BodySearch {
     /// Whether the body surely goes on: its JSON or its form has not ended.
     pub fn is_inside(&self) -> bool {
         matches!(self.progress(), Progress::More | Progress::Answered)
+    }
+
+    /// Whether the whole body was seen and could be read.
+    pub fn is_complete(&self) -> bool {
+        self.progress() == Progress::Closed
+    }
+
+    /// Whether kvpin can't look into the body.
+    pub fn is_compressed(&self) -> bool {
+        matches!(self, BodySearch::Opaque(_))
+    }
+
+    /// The conversation's past, where the whole body was seen and holds messages.
+    pub fn history(&self) -> Option<&History> {
+        match self {
+            BodySearch::Json(scanner) => scanner.history(),
+            BodySearch::Form(_) | BodySearch::Opaque(_) => None,
+        }
+    }
+
+    /// The bytes that stand for the name of a model in a body of this kind.
+    pub fn model_value(&self, name: &str) -> String {
+        match self {
+            BodySearch::Json(_) => serde_json::Value::from(name).to_string(),
+            BodySearch::Form(_) | BodySearch::Opaque(_) => name.to_owned(),
+        }
     }
 
     fn progress(&self) -> Progress {

@@ -145,6 +145,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         aliases: Vec::new(),
         affinity: true,
         client_pins: true,
+        send_session_id: true,
         dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::call::Call;
+use crate::support::call::{Call, Framing};
 use crate::support::kvpin::{Kvpin, config};
 use crate::support::recorder::Recorder;
 use crate::support::until;
@@ -63,6 +63,88 @@ async fn an_alias_names_its_model_and_reaches_the_replica_unchanged() {
     }
 }
 
+/// A model `m` with two more names: `sonnet`, which the engine knows as `upstream`, and one that it knows as it is.
+async fn renamed(upstream: &str) -> (Recorder, Kvpin) {
+    let recorder = Recorder::start();
+    let aliases = json!([{ "name": "sonnet", "upstream": upstream }, "as-written"]);
+    let kvpin = Kvpin::serve(json!({ "m": { "aliases": aliases, "replicas": [recorder.url()] } })).await;
+    (recorder, kvpin)
+}
+
+#[tokio::test]
+async fn an_alias_that_stands_for_the_engines_name_changes_that_one_value_and_no_other_byte() {
+    let text = r#"caf\u00e9 \"model\":\"sonnet\" "#;
+    for upstream in ["q", r#"Qwen/"4B" with a name that is longer"#, "sonnet"] {
+        let (recorder, kvpin) = renamed(upstream).await;
+        let new = json!(upstream).to_string();
+        for bytes in [10, 5000, 70_000, 400_000] {
+            let filler = text.repeat(bytes / text.len() + 1);
+            for (front, back) in [
+                (r#"{"model":"#.to_owned(), format!(r#","prompt":"{filler}","n":1.50}}"#)),
+                (format!(r#" {{ "prompt" : "{filler}" , "model" : "#), "\r\n}\n".to_owned()),
+            ] {
+                let body = format!(r#"{front}"sonn\u0065t"{back}"#);
+                let expected = format!("{front}{new}{back}");
+                for call in [
+                    Call::post("/v1/completions", body.clone()),
+                    Call::post("/v1/completions", body.clone()).of("one"),
+                    Call::post("/v1/completions", body.clone()).chunked(1000),
+                ] {
+                    let is_chunked = call.framing != Framing::Length;
+                    let reply = kvpin.call(&call).await;
+                    assert_eq!(reply.status(), 200, "{}", reply.text());
+                    let arrived = recorder.last();
+                    assert!(arrived.body == expected.as_bytes(), "{bytes} bytes, chunked: {is_chunked}");
+                    let length = (!is_chunked).then(|| expected.len().to_string());
+                    assert_eq!(arrived.header("content-length").map(str::to_owned), length);
+                }
+            }
+        }
+        for name in ["m", "as-written"] {
+            let body = json!({ "model": name }).to_string();
+            kvpin.call(&Call::post("/v1/completions", body.clone())).await;
+            assert_eq!(recorder.last().body, body, "the engine knows this one");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_turn_is_renamed_for_the_replica_that_takes_it_over_too() {
+    let (recorder, mut away) = (Recorder::start(), Recorder::start());
+    let replicas = json!([away.url(), recorder.url()]);
+    let aliases = json!([{ "name": "sonnet", "upstream": "the-engines" }]);
+    let kvpin = Kvpin::serve(json!({ "m": { "aliases": aliases, "replicas": replicas } })).await;
+    away.go_away().await;
+    for bytes in [100, 300_000] {
+        for _ in 0..2 {
+            let body = format!(r#"{{"model":"sonnet","prompt":"{}"}}"#, "x".repeat(bytes));
+            let reply = kvpin.call(&Call::post("/v1/completions", body.clone())).await;
+            assert_eq!(reply.status(), 200, "{}", reply.text());
+            assert!(recorder.last().body == body.replace("sonnet", "the-engines").as_bytes());
+        }
+    }
+    assert!(kvpin.metric("kvpin_retried_turns_total").await >= 1.0);
+}
+
+#[tokio::test]
+async fn a_compressed_body_goes_by_its_head_and_to_the_default_model_alone() {
+    let compressed = b"\x28\xb5\x2f\xfd\"model\":\"south\",\x00\xff".as_slice();
+    let call = |encoding: &str| Call::post("/v1/responses", compressed).header("content-encoding", encoding).of("one");
+    let two = two_models().await;
+    for encoding in ["zstd", "gzip", "br", "identity, gzip"] {
+        let reply = two.kvpin.call(&call(encoding)).await;
+        assert_eq!(reply.status(), 400, "{encoding}");
+        let message = reply.openai_error();
+        assert!(["compressed", "default_model", "north"].iter().all(|part| message.contains(part)), "{message}");
+    }
+    let two = two_models_with(|config| config["default_model"] = json!("north")).await;
+    let first = two.kvpin.call(&call("zstd")).await;
+    assert_eq!((first.status(), first.replica(), first.decision()), (200, "n", "placed"));
+    assert_eq!(two.north.last().body, compressed);
+    assert_eq!(two.north.last().header("content-encoding"), Some("zstd"));
+    assert_eq!(two.kvpin.call(&call("zstd")).await.decision(), "sticky");
+}
+
 #[tokio::test]
 async fn a_conversation_is_the_same_under_a_models_name_and_its_alias() {
     let two = two_models().await;
@@ -117,16 +199,23 @@ async fn the_only_model_serves_whatever_names_none() {
 }
 
 #[tokio::test]
-async fn the_list_of_models_has_every_name_in_a_shape_that_both_dialects_read() {
+async fn the_list_of_models_has_every_name_in_the_shape_of_the_callers_api() {
     let two = two_models().await;
-    let kvpin = &two.kvpin;
-    let reply = kvpin.call(&Call::get("/v1/models?limit=1000")).await;
-    assert_eq!(reply.status(), 200);
-    let list = reply.json();
-    let ids: Vec<_> = list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
-    assert_eq!(ids, ["north", "up", "claude-sonnet-4-5", "south"]);
-    assert_eq!((&list["object"], &list["has_more"]), (&json!("list"), &json!(false)));
-    assert!(list["data"].as_array().into_iter().flatten().all(|m| m["object"] == "model" && m["type"] == "model"));
+    let names = ["north", "up", "claude-sonnet-4-5", "south"];
+    let openai = Call::get("/v1/models?limit=1000");
+    for (call, kind) in [(openai.clone(), "object"), (openai.header("anthropic-version", "2023-06-01"), "type")] {
+        let reply = two.kvpin.call(&call).await;
+        assert_eq!(reply.status(), 200);
+        let list = reply.json();
+        let models: Vec<_> = list["data"].as_array().into_iter().flatten().collect();
+        assert_eq!(models.iter().filter_map(|model| model["id"].as_str()).collect::<Vec<_>>(), names);
+        assert!(models.iter().all(|model| model[kind] == "model"), "{list}");
+        let ends = [&list["object"], &list["has_more"], &list["first_id"], &list["last_id"]];
+        match kind {
+            "object" => assert_eq!(ends, [&json!("list"), &Value::Null, &Value::Null, &Value::Null]),
+            _ => assert_eq!(ends, [&Value::Null, &json!(false), &json!("north"), &json!("south")]),
+        }
+    }
     assert_eq!(two.north.count(), 0, "kvpin answers it");
 }
 

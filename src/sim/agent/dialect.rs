@@ -61,6 +61,8 @@ impl AgentDialect {
             Self::Messages => {
                 body["system"] = json!([{"type": "text", "text": system}]);
                 body["messages"] = json!(messages);
+                // Without it or tools, a small request of an agent is taken for the making of a title.
+                body["thinking"] = json!({"type": "adaptive"});
             }
             Self::Chat => {
                 let leading = json!({"role": "system", "content": system});

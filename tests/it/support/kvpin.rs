@@ -13,7 +13,7 @@ use super::call::Call;
 use super::client::{Reply, Wire, call};
 use super::until;
 
-const BINARY: &str = env!("CARGO_BIN_EXE_kvpin");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_kvpin");
 
 /// A running kvpin. It is killed when dropped.
 pub struct Kvpin {

@@ -1,0 +1,156 @@
+//! The choice of a replica, apart from its effects: what is decided for a turn, with nothing changed yet.
+
+use std::time::Duration;
+
+use super::Balancer;
+use super::memory::Speaker;
+use super::placement::{Field, Weigh};
+use super::policy::Mode;
+use super::replica::{Membership, Replica, ReplicaId};
+use super::turn::{Decision, Placement, Ranks, Refusal, Turn, TurnKind, Unpinned};
+
+/// What was decided for a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    pub replica: ReplicaId,
+    pub decision: Decision,
+    /// Whether the replica was found by load, so that among equals the next one's turn comes.
+    pub by_load: bool,
+    /// Whose turn it is.
+    pub speaker: Option<Speaker>,
+}
+
+impl Choice {
+    fn by_load(replica: ReplicaId, decision: Decision) -> Self {
+        Choice { replica, decision, by_load: true, speaker: None }
+    }
+
+    fn settled(replica: ReplicaId, decision: Decision) -> Self {
+        Choice { replica, decision, by_load: false, speaker: None }
+    }
+}
+
+impl Balancer {
+    /// Decides where a turn goes. Taking the choice up is [`Balancer::take`].
+    pub(super) fn choose(&self, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        let speaker = self.speaker(turn, now);
+        let choice = match (turn.client_pin, turn.kind) {
+            (Some(named), _) => self.choose_client_pinned(named, turn, now)?,
+            (None, TurnKind::Side) => Choice::by_load(self.least_loaded(turn, Weigh::Requests, now)?, Decision::Side),
+            (None, TurnKind::Stateless) => self.choose_unpinned(turn, Unpinned::NoHistory, now)?,
+            (None, TurnKind::Conversation) => self.choose_for(speaker.as_ref(), turn, now)?,
+        };
+        Ok(Choice { speaker, ..choice })
+    }
+
+    /// Whose turn it is. Without affinity no pin is used, so nothing is looked up.
+    fn speaker(&self, turn: &Turn<'_>, now: Duration) -> Option<Speaker> {
+        match (turn.kind, self.policy.mode) {
+            (TurnKind::Side | TurnKind::Stateless, _) => None,
+            (TurnKind::Conversation, Mode::Affinity) => self.memory.recognise(turn, now),
+            (TurnKind::Conversation, Mode::LeastLoaded) => turn.conversation.map(Speaker::named),
+        }
+    }
+
+    fn choose_client_pinned(&self, named: ReplicaId, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        if !self.field(turn, now).is_open(named) {
+            return Err(Refusal::ClientPinDown);
+        }
+        let reason = Unpinned::RankIgnored;
+        let obeyed = self.can_address(named, turn.ranks);
+        Ok(Choice::settled(named, if obeyed { Decision::ClientPinned } else { Decision::Unpinned { reason } }))
+    }
+
+    fn choose_for(&self, speaker: Option<&Speaker>, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        if speaker.is_none() && turn.history().is_none() {
+            return self.choose_unpinned(turn, Unpinned::NoSession, now);
+        }
+        let Some(speaker) = speaker.filter(|_| self.policy.mode == Mode::Affinity) else {
+            return self.choose_unpinned(turn, Unpinned::AffinityOff, now);
+        };
+        match speaker.home {
+            Some(home) => self.choose_pinned(home, turn, now),
+            None => self.choose_new(speaker, turn, now),
+        }
+    }
+
+    fn choose_pinned(&self, home: ReplicaId, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        if let Some(reason) = self.home_lost(home, turn.tried) {
+            return self.place(turn, reason, now);
+        }
+        if !self.can_address(home, turn.ranks) {
+            return self.choose_unpinned(turn, Unpinned::RankIgnored, now);
+        }
+        if self.has_room(home) {
+            return Ok(Choice::settled(home, Decision::Sticky));
+        }
+        let target = self.field(turn, now).spill_target(home, |replica| self.threshold(replica));
+        Ok(match target {
+            Some(target) => Choice::settled(target, Decision::Spilled { from: home }),
+            None => Choice::settled(home, Decision::Sticky),
+        })
+    }
+
+    fn choose_new(&self, speaker: &Speaker, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        let field = self.field(turn, now);
+        let can_take = |id: &ReplicaId| field.is_open(*id) && self.can_address(*id, turn.ranks) && self.has_room(*id);
+        match speaker.fork_home.filter(can_take) {
+            Some(home) => Ok(Choice::settled(home, Decision::Placed { reason: Placement::Forked })),
+            None => self.place(turn, Placement::New, now),
+        }
+    }
+
+    fn place(&self, turn: &Turn<'_>, reason: Placement, now: Duration) -> Result<Choice, Refusal> {
+        let chosen = self.least_loaded(turn, Weigh::Residents, now)?;
+        let decision = if self.can_address(chosen, turn.ranks) {
+            Decision::Placed { reason }
+        } else {
+            Decision::Unpinned { reason: Unpinned::RankIgnored }
+        };
+        Ok(Choice::by_load(chosen, decision))
+    }
+
+    fn choose_unpinned(&self, turn: &Turn<'_>, reason: Unpinned, now: Duration) -> Result<Choice, Refusal> {
+        Ok(Choice::by_load(self.least_loaded(turn, Weigh::Requests, now)?, Decision::Unpinned { reason }))
+    }
+
+    fn least_loaded(&self, turn: &Turn<'_>, weigh: Weigh, now: Duration) -> Result<ReplicaId, Refusal> {
+        let field = self.field(turn, now);
+        match field.least_loaded(weigh, &self.rotation) {
+            Some(id) => Ok(id),
+            None if field.any_serves() => Err(Refusal::EveryReplicaFailed),
+            None => Err(Refusal::NoReplicaUp),
+        }
+    }
+
+    fn field<'a>(&'a self, turn: &Turn<'a>, now: Duration) -> Field<'a> {
+        Field { replicas: &self.replicas, affinity: &self.memory.pins, now, tried: turn.tried }
+    }
+
+    fn home_lost(&self, home: ReplicaId, tried: &[ReplicaId]) -> Option<Placement> {
+        let replica = &self.replicas[home.index()];
+        if replica.membership == Membership::Retired {
+            Some(Placement::HomeRemoved)
+        } else if !replica.serves() {
+            Some(Placement::HomeDown)
+        } else if tried.contains(&home) {
+            Some(Placement::HomeFailed)
+        } else {
+            None
+        }
+    }
+
+    fn can_address(&self, id: ReplicaId, ranks: Ranks) -> bool {
+        ranks == Ranks::Obeyed || self.replicas[id.index()].spec.rank.is_none()
+    }
+
+    /// Whether a replica is under its spill threshold.
+    fn has_room(&self, id: ReplicaId) -> bool {
+        let replica = &self.replicas[id.index()];
+        replica.load.in_flight() < self.threshold(replica)
+    }
+
+    pub(super) fn threshold(&self, replica: &Replica) -> u32 {
+        self.policy.spill_threshold(replica.reported_max_num_seqs)
+    }
+}

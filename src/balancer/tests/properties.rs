@@ -1,0 +1,220 @@
+//! What must hold whatever happens.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What can happen to a balancer.
+#[derive(Clone, Debug)]
+enum Event {
+    Arrive(Request),
+    Served { ticket: usize },
+    Finish { ticket: usize, outcome: Outcome },
+    Health { replica: usize, up: bool },
+    Scrape { replica: usize, running: u32, kv_use: f64 },
+    Reconfigure { replicas: u8, threshold: u32, affinity: bool, entries_max: usize },
+    Wait { ms: u64 },
+}
+
+/// A turn, owned.
+#[derive(Clone, Debug)]
+struct Request {
+    conversation: Option<u64>,
+    aliases: Vec<u64>,
+    parent: Option<u64>,
+    chain: Option<Chain>,
+    kind: TurnKind,
+    client_pin: Option<usize>,
+    ranks: Ranks,
+    tried: Option<usize>,
+}
+
+/// Requests that have much in common: few ids, of which each may stand for a conversation, an alias or a parent, and
+/// histories that begin alike.
+fn request() -> impl Strategy<Value = Request> {
+    let ids =
+        (prop::option::weighted(0.7, 0..12u64), prop::collection::vec(0..16u64, 0..6), prop::option::of(0..12u64));
+    let words = prop::collection::vec(prop_oneof![Just("u"), Just("a"), Just("v")], 1..6);
+    let chain =
+        (words, prop_oneof![Just(10u32), Just(3000)]).prop_map(|(words, bytes)| history(&words.join(" "), bytes));
+    let kind = prop_oneof![
+        9 => Just(TurnKind::Conversation),
+        1 => Just(TurnKind::Side),
+        1 => Just(TurnKind::Stateless),
+    ];
+    let ranks = prop_oneof![9 => Just(Ranks::Obeyed), 1 => Just(Ranks::Ignored)];
+    let route = (kind, prop::option::weighted(0.05, 0..5usize), ranks, prop::option::weighted(0.1, 0..5usize));
+    (ids, prop::option::of(chain), route).prop_map(|((conversation, aliases, parent), chain, route)| {
+        let (kind, client_pin, ranks, tried) = route;
+        Request { conversation, aliases, parent, chain, kind, client_pin, ranks, tried }
+    })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let outcome = prop_oneof![
+        Just(Outcome::Completed),
+        Just(Outcome::Rejected),
+        Just(Outcome::Failed),
+        Just(Outcome::Abandoned),
+        Just(Outcome::MovedOn),
+    ];
+    prop_oneof![
+        8 => request().prop_map(Event::Arrive),
+        5 => (0..40usize).prop_map(|ticket| Event::Served { ticket }),
+        7 => (0..40usize, outcome).prop_map(|(ticket, outcome)| Event::Finish { ticket, outcome }),
+        2 => (0..5usize, any::<bool>()).prop_map(|(replica, up)| Event::Health { replica, up }),
+        2 => (0..5usize, 0..40u32, 0.0..1.0f64)
+            .prop_map(|(replica, running, kv_use)| Event::Scrape { replica, running, kv_use }),
+        1 => (1..32u8, 1..4u32, prop::bool::weighted(0.8), prop_oneof![Just(1000usize), 1..8usize]).prop_map(
+            |(replicas, threshold, affinity, entries_max)| Event::Reconfigure { replicas, threshold, affinity, entries_max }
+        ),
+        2 => prop_oneof![9 => 0..90_000u64, 1 => 0..5_000_000u64].prop_map(|ms| Event::Wait { ms }),
+    ]
+}
+
+/// Applies an event and checks what must hold whatever happens.
+fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
+    match event {
+        Event::Arrive(request) => arrive(rig, tickets, request),
+        Event::Served { ticket } if *ticket < tickets.len() => rig.balancer.served(&mut tickets[*ticket], rig.now),
+        Event::Finish { ticket, outcome } if *ticket < tickets.len() => {
+            rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
+        }
+        Event::Served { .. } | Event::Finish { .. } => {}
+        Event::Health { replica, up } => {
+            let health = if *up { Health::Up } else { Health::Down(DownReason::ProbeFailed) };
+            rig.balancer.set_health(id(*replica), health, rig.now);
+        }
+        Event::Scrape { replica, running, kv_use } => {
+            rig.balancer.scrape_begins(id(*replica));
+            let scrape = Scrape { at: rig.now, running: *running, kv_use: *kv_use, ..Scrape::default() };
+            rig.balancer.scraped(id(*replica), scrape);
+        }
+        Event::Reconfigure { replicas, threshold, affinity, entries_max } => {
+            let specs = (0..5).filter(|index| replicas & (1 << index) != 0).map(spec).collect();
+            let mode = if *affinity { Mode::Affinity } else { Mode::LeastLoaded };
+            let bounds = Bounds { entries_max: *entries_max, ..policy().bounds };
+            let policy = Policy { mode, spill_threshold: SpillThreshold::Fixed(*threshold), bounds, ..policy() };
+            rig.balancer.reconfigure(policy, specs, rig.now);
+        }
+        Event::Wait { ms } => rig.now += Duration::from_millis(*ms),
+    }
+    rig.balancer.check_invariants();
+    check_leases(rig, tickets);
+    check_in_flight(rig, tickets);
+}
+
+fn arrive(rig: &mut Rig, tickets: &mut Vec<Ticket>, request: &Request) {
+    let tried: Vec<_> = request.tried.iter().map(|index| id(*index)).collect();
+    let aliases: Vec<_> = request.aliases.iter().copied().map(ConversationKey).collect();
+    let turn = Turn {
+        conversation: request.conversation.map(ConversationKey),
+        aliases: &aliases,
+        parent: request.parent.map(ConversationKey),
+        chain: request.chain.as_ref(),
+        kind: request.kind,
+        client_pin: request.client_pin.map(id),
+        ranks: request.ranks,
+        tried: &tried,
+    };
+    let before = rig.balancer.snapshot(rig.now);
+    if let Ok(ticket) = rig.try_arrive(&turn) {
+        check_decision(&before, &turn, &ticket);
+        tickets.push(ticket);
+    }
+}
+
+fn check_decision(before: &Snapshot, turn: &Turn<'_>, ticket: &Ticket) {
+    let chosen = before.replicas.iter().find(|replica| replica.id == ticket.replica).expect("it is configured");
+    assert_eq!(chosen.membership, Membership::Configured);
+    assert!(!matches!(chosen.health, Health::Down(_)), "a turn was given to a replica that is down");
+    assert!(!turn.tried.contains(&ticket.replica), "a turn was given back to the replica that failed it");
+    if turn.kind != TurnKind::Conversation {
+        assert_eq!((ticket.conversation, ticket.recognised), (None, None), "it belongs to no conversation");
+    }
+    if let Decision::Placed { reason: Placement::Forked } = ticket.decision {
+        assert!(turn.chain.is_some(), "a fork without a history");
+        assert!(chosen.in_flight < chosen.spill_threshold, "a fork went to a replica over its threshold");
+    }
+    if let Decision::Spilled { from } = ticket.decision {
+        let home = before.replicas.iter().find(|replica| replica.id == from).expect("home is configured");
+        assert!(home.in_flight >= home.spill_threshold, "a turn left a replica that was under its threshold");
+        assert!(chosen.in_flight < chosen.spill_threshold, "a turn went to a replica over its threshold");
+    }
+}
+
+fn check_leases(rig: &Rig, tickets: &[Ticket]) {
+    for replica in rig.balancer.snapshot(rig.now).replicas {
+        assert!(replica.held.relatives <= replica.held.active, "more relatives than conversations");
+        let out = tickets.iter().filter(|ticket| ticket.replica == replica.id).count();
+        assert_eq!(replica.in_flight as usize, out, "leases of {:?}", replica.id);
+    }
+}
+
+/// Turns in flight of one conversation are never fewer than its tickets that are out, unless the table was full.
+fn check_in_flight(rig: &Rig, tickets: &[Ticket]) {
+    for conversation in rig.balancer.conversations(usize::MAX, rig.now) {
+        let holds = |ticket: &&Ticket| ticket.lesson.is_some() && ticket.conversation == Some(conversation.key);
+        let out = tickets.iter().filter(holds).count();
+        assert!(usize::from(conversation.in_flight) <= out, "{} turns of {}", out, conversation.key);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_parts_agree_after_every_step_of_any_run(events in prop::collection::vec(event(), 1..200)) {
+        let mut rig = Rig::new(3, Policy { spill_threshold: SpillThreshold::Fixed(2), ..policy() });
+        let mut tickets = Vec::new();
+        for event in &events {
+            step(&mut rig, &mut tickets, event);
+        }
+        for ticket in tickets.drain(..) {
+            rig.balancer.finish(ticket, Outcome::Completed, rig.now);
+        }
+        check_leases(&rig, &tickets);
+        rig.balancer.check_invariants();
+        prop_assert!(rig.balancer.conversations(usize::MAX, rig.now).iter().all(|pin| pin.in_flight == 0));
+    }
+
+    #[test]
+    fn what_is_foreseen_happens_and_foreseeing_changes_nothing(
+        events in prop::collection::vec(event(), 1..60),
+        request in request(),
+        later_ms in 0..5_000_000u64,
+    ) {
+        let mut rig = Rig::new(3, Policy { spill_threshold: SpillThreshold::Fixed(2), ..policy() });
+        let mut tickets = Vec::new();
+        for event in &events {
+            step(&mut rig, &mut tickets, event);
+        }
+        rig.now += Duration::from_millis(later_ms);
+        let before = format!("{:?}", rig.balancer);
+        let aliases: Vec<_> = request.aliases.iter().copied().map(ConversationKey).collect();
+        let turn = Turn { conversation: None, aliases: &aliases, chain: request.chain.as_ref(), ..turn(0) };
+        let turn = Turn { conversation: request.conversation.map(ConversationKey), kind: request.kind, ..turn };
+        let foreseen = rig.balancer.foresee(&turn, rig.now);
+        prop_assert_eq!(&before, &format!("{:?}", rig.balancer));
+        let arrived = rig.balancer.arrive(&turn, rig.now);
+        prop_assert_eq!(foreseen, arrived.as_ref().map(Foreseen::of).map_err(|refusal| *refusal));
+        for ticket in arrived.into_iter().chain(tickets) {
+            rig.balancer.finish(ticket, Outcome::Abandoned, rig.now);
+        }
+    }
+
+    #[test]
+    fn the_same_events_give_the_same_decisions(events in prop::collection::vec(event(), 1..100)) {
+        let run = || {
+            let mut rig = Rig::new(3, policy());
+            let mut tickets = Vec::new();
+            for event in &events {
+                step(&mut rig, &mut tickets, event);
+            }
+            let decided: Vec<_> = tickets.iter().map(|ticket| (ticket.replica, ticket.decision)).collect();
+            tickets.into_iter().for_each(|ticket| rig.balancer.finish(ticket, Outcome::Abandoned, rig.now));
+            decided
+        };
+        prop_assert_eq!(run(), run());
+    }
+}

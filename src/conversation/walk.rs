@@ -1,0 +1,296 @@
+//! Reading of the values that enter a history, as they arrive in chunks cut anywhere: a value's parts go to the
+//! [`Tree`], and nothing of it is kept.
+//!
+//! A value ends where the [`Skipper`] would have ended it, whatever it holds: what is no JSON is passed over like a value
+//! of no interest, and there is no history then.
+
+use memchr::memchr2;
+
+use super::decode::Decoder;
+use super::digest::{self, Text};
+use super::history::History;
+use super::preamble::{Head, SystemText};
+use super::skip::{Skipper, begins_scalar, is_space, scalar_length};
+use super::tree::{Found, Kind, Manner, Subject, Tree};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Value,
+    ItemOrClose,
+    KeyOrClose,
+    Key,
+    Colon,
+    CommaOrClose,
+    /// In a key.
+    Name,
+    Text(Manner),
+    Scalar,
+    /// In a value that is not looked into.
+    Deep,
+    /// In a value that counts for nothing.
+    Skip,
+    SkipScalar,
+    /// Behind what is no JSON.
+    Lost,
+    End,
+}
+
+/// The values of one body that enter its history, one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Walk {
+    place: Place,
+    /// The value after the key under way counts.
+    counts: bool,
+    has_system: bool,
+    is_lost: bool,
+    decoder: Decoder,
+    skipper: Skipper,
+    text: Text,
+    head: Head,
+    system: SystemText,
+    tree: Tree,
+}
+
+impl Walk {
+    pub(super) fn new() -> Self {
+        Self {
+            place: Place::End,
+            counts: true,
+            has_system: false,
+            is_lost: false,
+            decoder: Decoder::new(),
+            skipper: Skipper::text(),
+            text: Text::new(),
+            head: Head::new(),
+            system: SystemText::new(),
+            tree: Tree::new(),
+        }
+    }
+
+    /// Begins with the first byte of a value: a quote or the bracket of an array. False: the value is not wanted, because
+    /// a system prompt was read before.
+    pub(super) fn begin(&mut self, subject: Subject, byte: u8) -> bool {
+        if subject == Subject::System && self.has_system {
+            return false;
+        }
+        self.has_system |= subject == Subject::System;
+        self.tree.begin(subject);
+        self.begin_value(&[byte]);
+        true
+    }
+
+    /// The history, if everything read so far was JSON.
+    pub(super) fn history(&self) -> Option<&History> {
+        let history = self.tree.history();
+        (!self.is_lost && history.has_steps()).then_some(history)
+    }
+
+    /// Reads on. `Some(n)`: the value ended with the last of the first `n` bytes; `None`: all
+    /// bytes belong to it.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            at += self.step(&bytes[at..]);
+            if self.place == Place::End {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Consumes some bytes, or none where only the place changed.
+    fn step(&mut self, bytes: &[u8]) -> usize {
+        match self.place {
+            Place::Value | Place::ItemOrClose | Place::KeyOrClose | Place::Key | Place::Colon | Place::CommaOrClose => {
+                if is_space(bytes[0]) {
+                    1
+                } else {
+                    self.punctuation(bytes)
+                }
+            }
+            Place::Name => self.read_name(bytes),
+            Place::Text(manner) => self.read_text(manner, bytes),
+            Place::Scalar => self.read_scalar(bytes),
+            Place::SkipScalar => {
+                let used = scalar_length(bytes);
+                if used < bytes.len() {
+                    self.end_value();
+                }
+                used
+            }
+            Place::Deep | Place::Skip | Place::Lost => self.skip(bytes),
+            Place::End => bytes.len(),
+        }
+    }
+
+    fn punctuation(&mut self, bytes: &[u8]) -> usize {
+        match (self.place, bytes[0]) {
+            (Place::ItemOrClose, b']') | (Place::KeyOrClose, b'}') => return self.close(),
+            (Place::CommaOrClose, b']') if self.tree.kind() == Some(Kind::Array) => return self.close(),
+            (Place::CommaOrClose, b'}') if self.tree.kind() == Some(Kind::Object) => return self.close(),
+            (Place::Value | Place::ItemOrClose, _) => return self.begin_value(bytes),
+            (Place::KeyOrClose | Place::Key, b'"') => return self.begin_name(bytes),
+            (Place::Colon, b':') => self.place = Place::Value,
+            (Place::CommaOrClose, b',') => {
+                let in_object = self.tree.kind() == Some(Kind::Object);
+                self.place = if in_object { Place::Key } else { Place::Value };
+            }
+            _ => return self.lose(),
+        }
+        1
+    }
+
+    fn close(&mut self) -> usize {
+        self.tree.close();
+        self.end_value();
+        1
+    }
+
+    fn end_value(&mut self) {
+        self.counts = true;
+        self.place = if self.tree.depth() == 0 { Place::End } else { Place::CommaOrClose };
+    }
+
+    /// What comes is no JSON.
+    fn lose(&mut self) -> usize {
+        self.is_lost = true;
+        self.skipper = Skipper::within(self.tree.depth());
+        self.place = Place::Lost;
+        0
+    }
+
+    /// Begins with the quote of a key. Most keys lie in one chunk and have no escapes: those are hashed where they are.
+    fn begin_name(&mut self, bytes: &[u8]) -> usize {
+        let rest = &bytes[1..];
+        if let Some(end) = memchr2(b'"', b'\\', rest)
+            && rest[end] == b'"'
+        {
+            self.counts = self.tree.key(Found::whole(&rest[..end]));
+            self.place = Place::Colon;
+            return end + 2;
+        }
+        self.decoder = Decoder::new();
+        self.text.begin();
+        self.place = Place::Name;
+        1
+    }
+
+    fn read_name(&mut self, bytes: &[u8]) -> usize {
+        let Some(used) = self.decoder.feed(bytes, &mut self.text) else {
+            return bytes.len();
+        };
+        self.counts = self.tree.key(Found::read(&self.text));
+        self.place = Place::Colon;
+        used
+    }
+
+    fn begin_value(&mut self, bytes: &[u8]) -> usize {
+        match bytes[0] {
+            b'"' if self.counts => return self.begin_text(bytes),
+            b'{' if self.counts => self.open(Kind::Object, Place::KeyOrClose),
+            b'[' if self.counts => self.open(Kind::Array, Place::ItemOrClose),
+            b'"' => {
+                self.skipper = Skipper::text();
+                self.place = Place::Skip;
+            }
+            b'{' | b'[' => {
+                self.skipper = Skipper::nested();
+                self.place = Place::Skip;
+            }
+            byte if begins_scalar(byte) => {
+                self.text.begin();
+                self.place = if self.counts { Place::Scalar } else { Place::SkipScalar };
+                return 0;
+            }
+            _ => return self.lose(),
+        }
+        1
+    }
+
+    fn open(&mut self, kind: Kind, inside: Place) {
+        if self.tree.open(kind) {
+            self.place = inside;
+        } else {
+            self.text.begin();
+            self.text.push_byte(if kind == Kind::Object { b'{' } else { b'[' });
+            self.skipper = Skipper::nested();
+            self.place = Place::Deep;
+        }
+    }
+
+    /// Begins with the quote of a string.
+    fn begin_text(&mut self, bytes: &[u8]) -> usize {
+        let manner = self.tree.manner();
+        let rest = &bytes[1..];
+        if manner == Manner::Plain
+            && let Some(end) = memchr2(b'"', b'\\', rest)
+            && rest[end] == b'"'
+        {
+            self.tree.text(Found::whole(&rest[..end]));
+            self.end_value();
+            return end + 2;
+        }
+        self.decoder = Decoder::new();
+        match manner {
+            Manner::Plain => self.text.begin(),
+            Manner::Headed => self.head.begin(),
+            Manner::System => self.system.begin(),
+        }
+        self.place = Place::Text(manner);
+        1
+    }
+
+    fn read_text(&mut self, manner: Manner, bytes: &[u8]) -> usize {
+        let end = match manner {
+            Manner::Plain => self.decoder.feed(bytes, &mut self.text),
+            Manner::Headed => self.decoder.feed(bytes, &mut self.head),
+            Manner::System => self.decoder.feed(bytes, &mut self.system),
+        };
+        let Some(used) = end else { return bytes.len() };
+        match manner {
+            Manner::Plain => self.tree.text(Found::read(&self.text)),
+            Manner::Headed => self.tree.headed_text(Found::read(self.head.whole()), self.head.lead()),
+            Manner::System => self.tree.system_text(Found::read(self.system.whole()), self.system.is_billing()),
+        }
+        self.end_value();
+        used
+    }
+
+    fn read_scalar(&mut self, bytes: &[u8]) -> usize {
+        let used = scalar_length(bytes);
+        self.text.push(&bytes[..used]);
+        if used < bytes.len() {
+            self.tree.value(digest::scalar(self.text.hash()));
+            self.end_value();
+        }
+        used
+    }
+
+    fn skip(&mut self, bytes: &[u8]) -> usize {
+        let end = self.skipper.feed(bytes);
+        let used = end.unwrap_or(bytes.len());
+        if self.place == Place::Deep {
+            self.text.push(&bytes[..used]);
+        }
+        match (end, self.place) {
+            (None, _) => {}
+            (Some(_), Place::Lost) => self.place = Place::End,
+            (Some(_), Place::Deep) => {
+                self.tree.value(digest::raw(self.text.hash()));
+                self.end_value();
+            }
+            (Some(_), _) => self.end_value(),
+        }
+        used
+    }
+}
+
+impl<'a> Found<'a> {
+    fn whole(text: &'a [u8]) -> Self {
+        Self { hash: digest::text(text), bytes: text.len() as u64, short: digest::short(text) }
+    }
+
+    fn read(text: &'a Text) -> Self {
+        Self { hash: text.hash(), bytes: text.bytes(), short: text.short() }
+    }
+}
