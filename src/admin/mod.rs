@@ -3,6 +3,7 @@
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them.
 
+pub mod conversations;
 pub mod metrics;
 pub mod status;
 #[cfg(test)]
@@ -25,6 +26,8 @@ use crate::balancer::Snapshot;
 use crate::dispatch::{Model, Routing};
 
 pub use status::Status;
+
+use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
 
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
@@ -71,10 +74,11 @@ const CONTENTS: &str = concat!(
     "kvpin ",
     env!("CARGO_PKG_VERSION"),
     "\n\n\
-     /metrics        for Prometheus\n\
-     /api/v1/status  models and replicas as JSON\n\
-     /api/v1/explain what would become of a raw request: POST it, or use kvpin explain\n\
-     /health         200 as long as the process lives\n"
+     /metrics               for Prometheus\n\
+     /api/v1/status         models and replicas as JSON\n\
+     /api/v1/conversations  where the newest conversations are pinned, as JSON\n\
+     /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
+     /health                200 as long as the process lives\n"
 );
 
 /// The admin listener as one of Pingora's services.
@@ -110,6 +114,7 @@ impl Admin {
             "/health" => |_| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
             "/metrics" => Self::metrics,
             "/api/v1/status" => Self::status,
+            "/api/v1/conversations" => Self::conversations,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
         };
@@ -148,6 +153,18 @@ impl Admin {
     fn status(&self) -> Result<Page, Page> {
         let status = serde_json::to_vec(&Status::of(&self.view())).map_err(Page::failed)?;
         Ok(Page::ok(JSON, status))
+    }
+
+    fn conversations(&self) -> Result<Page, Page> {
+        let table = self.routing.table();
+        let of_model = |model: &Arc<Model>| {
+            let newest = model.dispatcher.with(|balancer, now| balancer.conversations(CONVERSATIONS_MAX, now));
+            let conversations = newest.iter().map(ConversationStatus::from).collect();
+            ModelConversations { name: model.name.clone(), conversations }
+        };
+        let models: Vec<_> = table.models.iter().map(of_model).collect();
+        let page = serde_json::to_vec(&json!({ "models": models })).map_err(Page::failed)?;
+        Ok(Page::ok(JSON, page))
     }
 
     fn view(&self) -> View {

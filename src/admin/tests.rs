@@ -299,6 +299,7 @@ async fn every_page_is_served_with_its_type() {
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
         ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
         ("/api/v1/status", "application/json", r#""open_requests":7"#),
+        ("/api/v1/conversations", "application/json", r#"{"models":[{"conversations":[],"name":"tiny"}]}"#),
     ] {
         let (head, body) = get(path).await;
         assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
@@ -315,6 +316,15 @@ async fn other_pages_are_not_there_and_none_can_be_written() {
     let post = "POST /metrics HTTP/1.1\r\nhost: admin\r\ncontent-length: 4\r\n\r\nbody";
     let (head, _) = ask(&mut connect().await, post).await;
     assert!(head.starts_with("http/1.1 405") && head.contains("allow: get, head\r\n"), "{head}");
+}
+
+#[tokio::test]
+async fn a_raw_request_is_handed_over_to_be_explained() {
+    let post = "POST /api/v1/explain HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody";
+    let (head, body) = ask(&mut connect().await, post).await;
+    assert!(head.starts_with("http/1.1 400") && body.contains("4 bytes"), "{head} {body}");
+    let (head, _) = get("/api/v1/explain").await;
+    assert!(head.starts_with("http/1.1 405") && head.contains("allow: post\r\n"), "{head}");
 }
 
 #[tokio::test]

@@ -288,7 +288,9 @@ impl RequestBody {
 
     /// Gives a head the length of the body as it is sent.
     pub fn announce(&self, head: &mut RequestHeader) -> pingora::Result<()> {
-        let Some(splice) = &self.splice else { return Ok(()) };
+        let Some(splice) = self.splice.as_ref().filter(|_| head.headers.contains_key(CONTENT_LENGTH)) else {
+            return Ok(());
+        };
         match announced_length(&head.headers) {
             Some(length) => head.insert_header(CONTENT_LENGTH, splice.sent_length(length).to_string()),
             None => Ok(()),

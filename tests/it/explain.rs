@@ -198,7 +198,8 @@ fn what_is_no_request_and_what_is_no_configuration_is_told() {
     let (_directory, config) = nowhere();
     for (request, part) in [
         ("", "stdin is empty"),
-        ("hello", "no HTTP request"),
+        ("hello", "the head has no end"),
+        ("hello there\r\n\r\n", "no HTTP request"),
         ("POST /v1/messages HTTP/1.1\r\nhost: x\r\n", "empty line"),
         ("POST /v1/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "chunked"),
     ] {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::call::Call;
 use crate::support::claude;
-use crate::support::client::Reply;
+use crate::support::client::{Reply, call};
 use crate::support::hand::Hand;
 use crate::support::kvpin::{Kvpin, config};
 use crate::support::recorder::Recorder;
@@ -256,7 +256,15 @@ async fn parallel_subagents_spread_out_and_their_parent_stays() {
     assert_eq!(seen(&kvpin.call(&turn_of_claude_code(session, 1)).await), ("sticky", home.as_str()));
     let status = kvpin.status().await;
     assert_eq!(status["models"][0]["conversations"], 9);
-    assert_eq!(status["models"][0]["relatives"], 8, "{status}");
+    let listed = call(kvpin.admin, &Call::get("/api/v1/conversations")).await.json();
+    let listed = listed["models"][0]["conversations"].as_array().expect("a list").clone();
+    let of_parent =
+        listed.iter().filter(|one| one["parent"].is_null()).map(|one| one["key"].clone()).collect::<Vec<_>>();
+    assert_eq!((listed.len(), of_parent.len()), (9, 1));
+    assert_eq!(listed.iter().filter(|one| one["parent"] == of_parent[0]).count(), 8);
+    assert!(listed.iter().all(|one| one["proven"] == true && one["in_flight"] == 0), "{listed:?}");
+    let relatives = |replica: &Value| replica["conversations"]["relatives"].as_u64();
+    assert_eq!(crate::support::kvpin::replicas(&status).filter_map(relatives).sum::<u64>(), 8, "{status}");
 }
 
 #[tokio::test]
@@ -308,7 +316,7 @@ async fn forwarding_begins_with_the_model_where_a_header_names_the_session() {
         // The replica has the request while 200 KB of it don't exist yet.
         let mut turn = hand.arriving().await;
         wire.send(&call.body[20..]).await;
-        turn.rest().await;
+        turn.read_to(call.body.len()).await;
         assert_eq!(turn.body, call.body);
         turn.answer("{}").await;
         assert_eq!(wire.reply("POST").await.map(|reply| reply.status()), Some(200));

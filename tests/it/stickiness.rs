@@ -75,13 +75,12 @@ async fn an_id_names_its_conversation_from_any_of_its_places() {
 }
 
 #[tokio::test]
-async fn a_turn_without_a_conversation_is_unpinned() {
+async fn a_turn_without_an_id_and_without_messages_is_unpinned() {
     let replicas = start_many(2, fast()).await;
     let kvpin = in_front_of(&replicas).await;
-    let mut body = chat("hello");
-    body["user"] = json!("somebody");
+    let body = json!({"model": MODEL, "prompt": "hello", "max_tokens": 2, "user": "somebody"});
     for _ in 0..4 {
-        let reply = kvpin.call(&Call::post("/v1/chat/completions", body.to_string())).await;
+        let reply = kvpin.call(&Call::post("/v1/completions", body.to_string())).await;
         assert_eq!((reply.status(), reply.decision()), (200, "unpinned"));
     }
     let counts: Vec<_> = replicas.iter().map(|replica| turns(replica).len()).collect();
@@ -132,7 +131,9 @@ async fn a_subagent_is_a_conversation_of_its_own_beside_its_session() {
     let replicas = start_many(2, large()).await;
     let kvpin = in_front_of(&replicas).await;
     let main = claude::turn(1, &claude::user_ids(claude::SESSION)[0]);
-    let agent = main.clone().header("x-claude-code-agent-id", "aab599ff076878530");
+    // An agent has a prompt of its own.
+    let agent = claude::turn(0, &claude::user_ids(claude::SESSION)[0]);
+    let agent = agent.header("x-claude-code-agent-id", "aab599ff076878530");
     let by_metadata = agent.clone().without("X-Claude-Code-Session-Id");
     let home_of_main = kvpin.call(&main).await.replica().to_owned();
     let placed = kvpin.call(&agent).await;
