@@ -68,6 +68,7 @@ class Counted:
 
     pins: int
     first_turns: int
+    forks: int  # of the first turns, those that were sent to the conversation that they go on from
     sticky_turns: int
     side_calls: int
     elsewhere: int  # spilled, unpinned, or of a conversation that lost its replica
@@ -99,6 +100,7 @@ class Stage:
         return Counted(
             pins=status["conversations"],
             first_turns=total("placed"),
+            forks=total("forked"),
             sticky_turns=total("sticky"),
             side_calls=total("side"),
             elsewhere=total("spilled_in", "unpinned", "replaced"),
@@ -140,7 +142,7 @@ def _all_up(kvpin):
 # --- What every conversation is held to --------------------------------------------------------------------------------
 
 
-def assert_one_home_each(stage, identify, conversations):
+def assert_one_home_each(stage, identify, conversations, forks=0):
     """All turns of a conversation came to one replica, and kvpin has as many pins. Returns each conversation's replica."""
     homes = stage.homes(identify)
     print("turns of each conversation:", {key: len(replicas) for key, replicas in homes.items()})
@@ -152,6 +154,7 @@ def assert_one_home_each(stage, identify, conversations):
     assert counted == Counted(
         pins=conversations,
         first_turns=conversations,
+        forks=forks,
         sticky_turns=turns - conversations,
         side_calls=len(stage.side_calls()),
         elsewhere=0,

@@ -34,7 +34,7 @@ def test_a_forked_session_is_a_second_conversation_where_its_parent_is(running, 
     parent = claude.turn("MAKE-A-NOTE")
     fork = claude.turn("GREET me", "--resume", parent.session, "--fork-session")
     assert fork.session != parent.session
-    homes = assert_one_home_each(running, claude.conversation, conversations=2)
+    homes = assert_one_home_each(running, claude.conversation, conversations=2, forks=1)
     assert homes[fork.session, None] == homes[parent.session, None]
 
 

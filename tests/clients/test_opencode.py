@@ -33,7 +33,7 @@ def test_a_forked_session_is_a_second_conversation_where_its_parent_is(running, 
     parent = opencode.turn("MAKE-A-NOTE")
     fork = opencode.turn("GREET me", "--continue", "--fork")
     assert fork.session != parent.session
-    homes = assert_one_home_each(running, opencode.conversation, conversations=2)
+    homes = assert_one_home_each(running, opencode.conversation, conversations=2, forks=1)
     assert homes[fork.session] == homes[parent.session]
 
 
