@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -9,6 +10,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::sim::config::EngineConfig;
+use crate::sim::script::Script;
 use crate::sim::server::{ReplicaOptions, ReplicaServer};
 
 /// What to simulate. The defaults are about a 4B model on a card of 16 GiB.
@@ -29,6 +31,9 @@ pub struct ReplicaArgs {
     /// Tokens of KV that a rank's cache holds.
     #[arg(long, default_value_t = EngineConfig::default().kv_tokens, value_name = "TOKENS")]
     kv_tokens: u32,
+    /// Tokens of prompt and reply together, at most as many as the cache holds.
+    #[arg(long, default_value_t = EngineConfig::default().max_model_len, value_name = "TOKENS")]
+    max_model_len: u32,
     /// Tokens in a block of KV.
     #[arg(long, default_value_t = EngineConfig::default().block_size, value_name = "TOKENS")]
     block_size: u32,
@@ -44,6 +49,13 @@ pub struct ReplicaArgs {
     /// How many times faster than real time the engines run.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
     time_scale: f64,
+    /// What the model says, tool calls included; without it, letters without a meaning. A YAML or JSON file:
+    ///
+    /// {otherwise: TEXT, rules: [{says: WORDS, steps: [{call: {tool: NAME, arguments: {}}}, {text: TEXT}]}]}
+    ///
+    /// The newest message of the user with a rule's words chooses the rule, each tool's result leads to its next step.
+    #[arg(long, value_name = "FILE", verbatim_doc_comment)]
+    script: Option<PathBuf>,
     /// Answer /server_info, as vLLM does with VLLM_SERVER_DEV_MODE=1.
     #[arg(long)]
     dev_mode: bool,
@@ -79,7 +91,7 @@ impl ReplicaArgs {
             block_size: self.block_size,
             kv_tokens: self.kv_tokens,
             // vLLM refuses to start with a context that its cache can't hold; here a smaller cache shortens it.
-            max_model_len: defaults.max_model_len.min(self.kv_tokens - self.kv_tokens % self.block_size.max(1)),
+            max_model_len: self.max_model_len.min(self.kv_tokens - self.kv_tokens % self.block_size.max(1)),
             max_num_seqs: self.max_num_seqs,
             prefill_tokens_per_s: self.prefill_tokens_per_s,
             step,
@@ -92,9 +104,15 @@ impl ReplicaArgs {
             engine,
             time_scale: self.time_scale,
             dev_mode: self.dev_mode,
+            script: self.script.as_deref().map(script).transpose()?,
             ..ReplicaOptions::default()
         })
     }
+}
+
+fn script(file: &Path) -> anyhow::Result<Script> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?;
+    Script::from_yaml(&text).with_context(|| format!("can't use {}", file.display()))
 }
 
 #[cfg(test)]
@@ -125,6 +143,20 @@ mod tests {
         let options = options(&["--kv-tokens", "1000", "--block-size", "64"]).expect("options");
         assert_eq!(options.engine.max_model_len, 960);
         assert_eq!(options.engine.validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_script_is_read_and_a_bad_one_refused_by_its_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("script.yaml");
+        let line = ["--script", file.to_str().expect("UTF-8")];
+        for (text, is_script) in [("otherwise: hello", true), ("other: hello", false)] {
+            std::fs::write(&file, text).expect("written");
+            match options(&line) {
+                Ok(options) => assert!(is_script && options.script.is_some()),
+                Err(error) => assert!(!is_script && format!("{error:#}").contains("script.yaml"), "{error:#}"),
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value};
 
+use super::script::shown_as;
 use super::tokens;
 
 /// A body that the template can't render; vLLM answers 400 to it.
@@ -68,6 +69,13 @@ pub fn of_text(prompt: &Value) -> Result<Vec<u32>, PromptError> {
     Ok(tokens)
 }
 
+/// A tool call as the model writes it and finds it again in its prompt: the mark-up before the arguments, the arguments,
+/// and the mark-up behind them, each a segment of its own.
+pub fn tool_call(name: &str, arguments: &str) -> [String; 3] {
+    let opening = format!("<tool_call>\n{{\"name\": {}, \"arguments\": ", Value::from(name));
+    [opening, arguments.to_owned(), "}\n</tool_call>".to_owned()]
+}
+
 fn text_into(prompt: &Value, tokens: &mut Vec<u32>) -> Result<(), PromptError> {
     match prompt {
         Value::String(text) => tokens::encode_into(text, tokens),
@@ -123,6 +131,11 @@ impl Prompt {
     /// One item of `messages` or of `input`. What isn't text is rendered as JSON: it has to be stable, not readable.
     fn message(&mut self, message: &Value) {
         let role = message.get("role").or_else(|| message.get("type")).and_then(Value::as_str);
+        if role == Some("function_call") {
+            self.open("assistant");
+            self.tool_call(message, message.get("arguments"));
+            return self.close();
+        }
         self.open(role.unwrap_or("user"));
         for field in ["content", "tool_calls", "name", "arguments", "output"] {
             match message.get(field) {
@@ -157,8 +170,22 @@ impl Prompt {
                     self.content(content);
                 }
             }
+            Some("tool_use") => self.tool_call(block, block.get("input")),
+            Some("function") => {
+                let function = block.get("function").unwrap_or(block);
+                self.tool_call(function, function.get("arguments"));
+            }
             _ => self.segment(&without_cache_control(block).to_string()),
         }
+    }
+
+    fn tool_call(&mut self, call: &Value, arguments: Option<&Value>) {
+        let field = |name| call.get(name).and_then(Value::as_str);
+        let name = shown_as(field("namespace"), field("name").unwrap_or_default());
+        // OpenAI's APIs have the arguments as a string of JSON. What isn't JSON stays as it is.
+        let read = arguments.and_then(Value::as_str).map(|text| serde_json::from_str(text).unwrap_or(text.into()));
+        let arguments = read.as_ref().or(arguments).map_or_else(|| "{}".into(), Value::to_string);
+        tool_call(&name, &arguments).iter().for_each(|part| self.segment(part));
     }
 
     fn open(&mut self, role: &str) {
@@ -274,6 +301,22 @@ mod tests {
         let anthropic = messages(json!({"system": "be brief", "messages": [turn]}));
         let openai = chat(json!({"messages": [{"role": "system", "content": "be brief"}, turn]}));
         assert_eq!(anthropic, openai);
+    }
+
+    #[test]
+    fn a_tool_call_is_the_same_prompt_in_every_api_and_is_what_the_model_wrote() {
+        let mut written = Prompt::default();
+        written.open("assistant");
+        tool_call("ns__ls", r#"{"a":1,"b":2}"#).iter().for_each(|part| written.segment(part));
+        written.close();
+        let written = written.finish();
+        let block = json!({"type": "tool_use", "id": "1", "name": "ns__ls", "input": {"b": 2, "a": 1}});
+        assert_eq!(messages(json!({"messages": [{"role": "assistant", "content": [block]}]})), written);
+        let function = json!({"name": "ns__ls", "arguments": "{\"b\": 2, \"a\": 1}"});
+        let call = json!({"id": "1", "type": "function", "function": function});
+        assert_eq!(chat(json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]})), written);
+        let item = json!({"type": "function_call", "name": "ls", "namespace": "ns", "arguments": "{\"a\":1,\"b\":2}"});
+        assert_eq!(of_responses(json!({"input": [item]}).as_object().expect("an object")), Ok(written));
     }
 
     #[test]

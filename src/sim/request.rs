@@ -13,6 +13,8 @@ pub struct Request {
     pub finish: FinishReason,
     /// Requests with different salts share no cached block.
     pub salt: String,
+    /// What is generated, as far as it goes; the rest is made up.
+    pub reply: Vec<u32>,
 }
 
 /// Why a reply ended.

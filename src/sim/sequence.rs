@@ -10,6 +10,7 @@ pub(super) struct Sequence {
     prompt_tokens: usize,
     max_tokens: usize,
     pub(super) finish: FinishReason,
+    reply: Vec<u32>,
     output_seed: u64,
     block_size: usize,
     root: BlockHash,
@@ -30,6 +31,7 @@ impl Sequence {
             prompt_tokens: request.prompt.len(),
             max_tokens: request.generate as usize,
             finish: request.finish,
+            reply: request.reply,
             output_seed: 0,
             block_size,
             root,
@@ -88,7 +90,9 @@ impl Sequence {
     }
 
     pub(super) fn sample(&mut self) -> u32 {
-        let token = tokens::output_token(self.output_seed, self.generated() as u32);
+        let index = self.generated();
+        let made_up = || tokens::output_token(self.output_seed, index as u32);
+        let token = self.reply.get(index).copied().unwrap_or_else(made_up);
         self.tokens.push(token);
         self.extend_hashes();
         token

@@ -16,6 +16,7 @@ use super::dialect::{Dialect, Piece, Usage};
 use super::journal::ArrivalId;
 use super::rank::Generation;
 use super::refusal::Refusal;
+use super::reply::Reply;
 use crate::sim::request::{Completion, TokenEvent};
 use crate::sim::tokens;
 
@@ -33,6 +34,8 @@ pub struct Terms {
     pub arrival: ArrivalId,
     /// The prompt's length in tokens.
     pub prompt_tokens: u32,
+    /// What its tokens are.
+    pub reply: Reply,
     /// Tokens after which the answer is cut.
     pub cut_after: Option<u32>,
 }
@@ -114,6 +117,7 @@ impl EventStream {
         let text = tokens::decode(&[event.token]);
         let piece = Piece {
             text: &text,
+            part: self.terms.reply.part(event.index),
             index: event.index,
             prompt_tokens: self.terms.prompt_tokens,
             finish: event.finished.map(|completion| completion.reason),

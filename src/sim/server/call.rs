@@ -7,8 +7,10 @@ use serde_json::{Map, Value};
 
 use super::dialect::UsageEvents;
 use super::refusal::{Refusal, Shape};
+use super::reply::Reply;
 use crate::sim::prompt::{self, PromptError};
 use crate::sim::request::{FinishReason, Request};
+use crate::sim::script::Script;
 
 /// The APIs that generate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Call {
     pub request: Request,
     /// How the client wants the answer.
     pub delivery: Delivery,
+    /// What the answer is made of.
+    pub reply: Reply,
 }
 
 /// The limits that a call is read under.
@@ -50,6 +54,8 @@ pub struct Limits<'a> {
     pub max_model_len: u32,
     /// The length of a reply that nobody limited; it ends there by itself.
     pub default_max_tokens: u32,
+    /// What the model says, if that is laid down.
+    pub script: Option<&'a Script>,
 }
 
 impl Api {
@@ -113,6 +119,11 @@ pub fn check_model(body: &Map<String, Value>, served: &str) -> Result<(), Refusa
     }
 }
 
+/// Entries of `tools`.
+pub fn offered_tools(body: &Map<String, Value>) -> usize {
+    body.get("tools").and_then(Value::as_array).map_or(0, Vec::len)
+}
+
 /// Reads a body of `api`.
 pub fn parse(api: Api, body: &Map<String, Value>, limits: Limits<'_>) -> Result<Call, Refusal> {
     if api == Api::Messages && !body.contains_key("max_tokens") {
@@ -123,36 +134,47 @@ pub fn parse(api: Api, body: &Map<String, Value>, limits: Limits<'_>) -> Result<
         return Err(Refusal::unknown_response(id));
     }
     let prompt = api.prompt(body)?;
-    let (mut generate, finish) = reply_length(api, body, limits)?;
-    if finish == FinishReason::Stop {
-        let room = u64::from(limits.max_model_len).saturating_sub(prompt.len() as u64);
-        generate = generate.min(room as u32).max(1);
-    }
+    let limit = reply_limit(api, body)?;
     if prompt.is_empty() {
         return Err(Refusal::empty_prompt());
     }
-    if prompt.len() as u64 + u64::from(generate) > u64::from(limits.max_model_len) {
-        return Err(Refusal::context_overflow(prompt.len(), generate, limits.max_model_len));
+    let room = limits.max_model_len.saturating_sub(prompt.len() as u32);
+    let asked = limit.unwrap_or(1);
+    if asked > room {
+        return Err(Refusal::context_overflow(prompt.len(), asked, limits.max_model_len));
     }
+    let reply = limits.script.and_then(|script| Reply::scripted(script, api, body, &prompt)).unwrap_or_default();
+    let (generate, finish) = reply_length(&reply, limit, room, limits.default_max_tokens);
     let salt = body.get("cache_salt").and_then(Value::as_str).unwrap_or_default().to_owned();
-    Ok(Call { request: Request { prompt, generate, finish, salt }, delivery: delivery(body)? })
+    let request = Request { prompt, generate, finish, salt, reply: reply.tokens.clone() };
+    Ok(Call { request, delivery: delivery(body)?, reply })
 }
 
-/// A limited reply is as long as its limit; one without a limit ends by itself. Completions have vLLM's limit of 16.
-fn reply_length(api: Api, body: &Map<String, Value>, limits: Limits<'_>) -> Result<(u32, FinishReason), Refusal> {
+/// The most tokens that the reply may have. Completions have vLLM's limit of 16.
+fn reply_limit(api: Api, body: &Map<String, Value>) -> Result<Option<u32>, Refusal> {
     let newer = body.get("max_completion_tokens").filter(|limit| api == Api::Chat && !limit.is_null());
     let field = api.limit_field();
     let Some(limit) = newer.or_else(|| body.get(field)).filter(|limit| !limit.is_null()) else {
-        return Ok(match api {
-            Api::Completions => (16, FinishReason::Length),
-            Api::Chat | Api::Messages | Api::Responses => (limits.default_max_tokens, FinishReason::Stop),
-        });
+        return Ok((api == Api::Completions).then_some(16));
     };
     let limit = limit.as_i64().ok_or_else(|| Refusal::wrong_type(field))?;
     if limit < 1 {
         return Err(Refusal::no_tokens_asked(field, limit));
     }
-    Ok((u32::try_from(limit).unwrap_or(u32::MAX), FinishReason::Length))
+    Ok(Some(u32::try_from(limit).unwrap_or(u32::MAX)))
+}
+
+/// A scripted reply ends by itself, unless there is no room for it. A made-up one is as long as its limit, and one without a
+/// limit ends by itself.
+fn reply_length(reply: &Reply, limit: Option<u32>, room: u32, default: u32) -> (u32, FinishReason) {
+    let scripted = u32::try_from(reply.tokens.len()).ok().filter(|tokens| *tokens > 0);
+    let most = limit.map_or(room, |limit| limit.min(room));
+    match (scripted, limit) {
+        (Some(scripted), _) if scripted > most => (most, FinishReason::Length),
+        (Some(scripted), _) => (scripted, FinishReason::Stop),
+        (None, Some(limit)) => (limit, FinishReason::Length),
+        (None, None) => (default.min(room), FinishReason::Stop),
+    }
 }
 
 fn delivery(body: &Map<String, Value>) -> Result<Delivery, Refusal> {
@@ -200,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits<'static> = Limits { model: "m", max_model_len: 100, default_max_tokens: 8 };
+    const LIMITS: Limits<'static> = Limits { model: "m", max_model_len: 100, default_max_tokens: 8, script: None };
 
     fn call(api: Api, body: Value) -> Result<Call, Refusal> {
         parse(api, body.as_object().expect("an object"), LIMITS)

@@ -55,6 +55,9 @@ pub struct Arrival {
     pub request_id: Option<String>,
     /// The rank that got it; none for requests that don't generate or were refused.
     pub rank: Option<usize>,
+    /// Entries of the body's `tools`; none for requests that don't generate or can't be read. Agents' side calls, such as
+    /// for a title, have 0.
+    pub offered_tools: Option<usize>,
     /// Prompt tokens found in that rank's cache; none before the first token.
     pub cached_tokens: Option<u32>,
 }
@@ -72,6 +75,7 @@ impl Journal {
             body_sha256: hex(&Sha256::digest(body.unwrap_or_default())),
             request_id: parts.headers.get("x-request-id").map(|value| text(value.as_bytes())),
             rank: None,
+            offered_tools: None,
             cached_tokens: None,
         };
         let mut entries = self.entries.lock();
@@ -88,6 +92,11 @@ impl Journal {
     /// Notes which rank got the request.
     pub fn note_rank(&self, id: ArrivalId, rank: usize) {
         self.amend(id, |arrival| arrival.rank = Some(rank));
+    }
+
+    /// Notes how many tools the model may call.
+    pub fn note_offered_tools(&self, id: ArrivalId, tools: usize) {
+        self.amend(id, |arrival| arrival.offered_tools = Some(tools));
     }
 
     /// Notes what the rank's cache held of it.

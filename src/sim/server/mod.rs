@@ -1,7 +1,8 @@
 //! An HTTP server that answers as vLLM's does, with one modelled engine a data-parallel rank behind it.
 //!
-//! `service` tells a request's story: `route` finds what it is for, `call` reads its body, `rank` computes it, `answer` and
-//! `dialect` write it. `journal` remembers what arrived; `/sim/requests` and `/sim/running` show it and are no part of vLLM.
+//! `service` tells a request's story: `route` finds what it is for, `call` reads its body, `reply` is what a script has it
+//! say, `rank` computes it, `answer` and `dialect` write it. `journal` remembers what arrived; `/sim/requests` and
+//! `/sim/running` show it and are no part of vLLM.
 
 mod answer;
 mod call;
@@ -13,6 +14,7 @@ mod journal;
 mod metrics;
 mod rank;
 mod refusal;
+mod reply;
 mod route;
 mod service;
 
@@ -38,6 +40,7 @@ use journal::Journal;
 use rank::Rank;
 
 use super::config::EngineConfig;
+use super::script::Script;
 
 /// vLLM takes heads of several megabytes; hyper needs the bound said.
 const LARGEST_HEAD: usize = 8 << 20;
@@ -65,6 +68,8 @@ pub struct ReplicaOptions {
     pub dev_mode: bool,
     /// The length of a reply that the client doesn't limit, in tokens.
     pub default_max_tokens: u32,
+    /// What the model says; without it, letters without a meaning.
+    pub script: Option<Script>,
     /// How long an idle connection is kept, in real time.
     pub idle_timeout: Duration,
     /// How long a stream of OpenAI's older APIs may be silent before a comment is sent, in real time.
@@ -84,6 +89,7 @@ impl Default for ReplicaOptions {
             time_scale: 1.0,
             dev_mode: false,
             default_max_tokens: 256,
+            script: None,
             idle_timeout: Duration::from_secs(5),
             sse_keep_alive: None,
             failure: Failure::None,
@@ -108,6 +114,7 @@ impl Site {
             model: &self.options.model,
             max_model_len: self.options.engine.max_model_len,
             default_max_tokens: self.options.default_max_tokens,
+            script: self.options.script.as_ref(),
         }
     }
 

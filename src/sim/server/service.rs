@@ -66,7 +66,10 @@ struct Turn {
 
 impl Turn {
     async fn answer(self, headers: &HeaderMap, body: &Bytes) -> Result<Answer, Cut> {
-        let read = call::json_object(headers, body).and_then(|body| call::parse(self.api, &body, self.site.limits()));
+        let read = call::json_object(headers, body).and_then(|body| {
+            self.site.journal.note_offered_tools(self.arrival, call::offered_tools(&body));
+            call::parse(self.api, &body, self.site.limits())
+        });
         match read {
             Ok(call) => self.generate(headers, call).await,
             Err(refusal) => Ok(refused(&refusal, self.api.shape())),
@@ -85,7 +88,8 @@ impl Turn {
             }
             (Ok(generation), Delivery::Whole) => match collect(&terms, generation).await? {
                 Collected::Whole(text, usage) => {
-                    let body = self.dialect(&heading, UsageEvents::Absent).whole(&text, &usage);
+                    let spoken = terms.reply.spoken(&text, usage.completion.completion_tokens);
+                    let body = self.dialect(&heading, UsageEvents::Absent).whole(spoken, &usage);
                     Ok(whole(StatusCode::OK, JSON, body))
                 }
                 Collected::Died => Ok(refused(&Refusal::engine_dead(), self.api.shape())),
@@ -145,7 +149,13 @@ impl Turn {
             | Failure::Frozen => None,
         };
         let prompt_tokens = call.request.prompt.len() as u32;
-        Terms { site: Arc::clone(&self.site), arrival: self.arrival, prompt_tokens, cut_after }
+        Terms {
+            site: Arc::clone(&self.site),
+            arrival: self.arrival,
+            prompt_tokens,
+            reply: call.reply.clone(),
+            cut_after,
+        }
     }
 
     /// vLLM takes the client's request id into the answer's, except for responses.

@@ -1,5 +1,7 @@
 //! The server over real sockets: bytes in, bytes out.
 
+mod scripts;
+
 use std::time::Duration;
 
 use serde_json::{Value, json};

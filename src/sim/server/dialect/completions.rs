@@ -3,12 +3,13 @@
 use bytes::Bytes;
 
 use super::super::refusal::{Refusal, quoted};
+use super::super::reply::Spoken;
 use super::{
     Dialect, FINGERPRINT, Heading, Piece, Usage, UsageEvents, continuous_usage, fingerprint_if_last, openai_closing,
     openai_failure, openai_head, openai_reason, openai_reason_or_null, openai_usage,
 };
 
-/// OpenAI's syntax for plain text.
+/// OpenAI's syntax for plain text, in which no parser looks for calls.
 #[derive(Debug)]
 pub struct Completions {
     head: String,
@@ -41,8 +42,13 @@ impl Dialect for Completions {
         openai_failure(refusal)
     }
 
-    fn whole(&self, text: &str, usage: &Usage) -> String {
-        let (head, text, reason) = (&self.head, quoted(text), openai_reason(usage.completion.reason));
+    fn whole(&self, spoken: Spoken<'_>, usage: &Usage) -> String {
+        let text = match spoken {
+            Spoken::Text(text) => quoted(text),
+            // No parser looks at plain completions, so there is never a call in one.
+            Spoken::Call(_) => quoted(""),
+        };
+        let (head, reason) = (&self.head, openai_reason(usage.completion.reason));
         let usage = openai_usage(&usage.completion, &details(usage));
         format!(
             r#"{head},"choices":[{{"index":0,"text":{text},"logprobs":null,"finish_reason":"{reason}","stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null}}],"service_tier":null,"system_fingerprint":"{FINGERPRINT}","usage":{usage},"kv_transfer_params":null}}"#

@@ -13,6 +13,7 @@ pub use messages::Messages;
 pub use responses::Responses;
 
 use super::refusal::{Refusal, Shape, quoted};
+use super::reply::{Part, Spoken};
 use crate::sim::request::{Completion, FinishReason};
 
 /// What every event of an answer repeats.
@@ -52,6 +53,8 @@ pub struct Usage {
 pub struct Piece<'a> {
     /// Its text.
     pub text: &'a str,
+    /// What it is in its reply.
+    pub part: Part<'a>,
     /// Its place in the reply, from 0.
     pub index: u32,
     /// The prompt's length in tokens.
@@ -77,7 +80,7 @@ pub trait Dialect: Send + Sync {
     fn failure(&self, refusal: &Refusal) -> Vec<Bytes>;
 
     /// The body of an answer that isn't streamed.
-    fn whole(&self, text: &str, usage: &Usage) -> String;
+    fn whole(&self, spoken: Spoken<'_>, usage: &Usage) -> String;
 }
 
 /// The mark at the end of OpenAI's older streams.

@@ -1,8 +1,9 @@
-//! `/v1/responses`, as far as a balancer sees it: the order of the events and where the usage is.
+//! `/v1/responses`, as far as a balancer and an agent see it: the order of the events, the one item, and where the usage is.
 
 use bytes::Bytes;
 
 use super::super::refusal::{Refusal, quoted};
+use super::super::reply::{Part, Spoken, ToolCall};
 use super::{Dialect, Heading, Piece, Usage, openai_failure};
 use crate::sim::request::FinishReason;
 
@@ -10,9 +11,19 @@ use crate::sim::request::FinishReason;
 #[derive(Debug)]
 pub struct Responses {
     head: String,
-    item: String,
+    message_id: String,
     sequence_number: u32,
-    text: String,
+    item: Item,
+    /// What has been streamed of the item: its text, or its arguments.
+    streamed: String,
+}
+
+/// The one item of a response, once it has begun.
+#[derive(Debug, Clone)]
+enum Item {
+    None,
+    Message,
+    Call(ToolCall),
 }
 
 impl Responses {
@@ -21,9 +32,10 @@ impl Responses {
         let (id, model, created) = (quoted(&heading.id), quoted(&heading.model), heading.created);
         Self {
             head: format!(r#""id":{id},"created_at":{created},"model":{model},"object":"response""#),
-            item: quoted(&heading.id.replacen("resp_", "msg_", 1)),
+            message_id: quoted(&heading.id.replacen("resp_", "msg_", 1)),
             sequence_number: 0,
-            text: String::new(),
+            item: Item::None,
+            streamed: String::new(),
         }
     }
 
@@ -41,15 +53,70 @@ impl Responses {
         self.event(name, &fields)
     }
 
-    /// An event about the one text part of the one item.
+    /// An event about the whole item.
+    fn item_event(&mut self, name: &str, item: &str) -> Bytes {
+        self.event(name, &format!(r#""item":{item},"output_index":0"#))
+    }
+
+    /// An event about the one text part of a message.
     fn part_event(&mut self, name: &str, fields: &str) -> Bytes {
-        let item = &self.item;
-        let fields = format!(r#""content_index":0,"item_id":{item},"output_index":0,{fields}"#);
+        let id = &self.message_id;
+        let fields = format!(r#""content_index":0,"item_id":{id},"output_index":0,{fields}"#);
         self.event(name, &fields)
     }
 
-    fn complete(&self, text: &str, usage: &Usage) -> String {
-        let (head, item) = (&self.head, finished_item(&self.item, text));
+    /// An event about the arguments of a call.
+    fn arguments_event(&mut self, name: &str, call: &ToolCall, fields: &str) -> Bytes {
+        let id = item_id(call);
+        self.event(name, &format!(r#""item_id":{id},"output_index":0,{fields}"#))
+    }
+
+    fn text(&mut self, text: &str) -> Vec<Bytes> {
+        let mut events = Vec::new();
+        if matches!(self.item, Item::None) {
+            self.item = Item::Message;
+            let id = &self.message_id;
+            let empty =
+                format!(r#"{{"id":{id},"content":[],"role":"assistant","status":"in_progress","type":"message"}}"#);
+            events.push(self.item_event("response.output_item.added", &empty));
+            let part = r#""part":{"annotations":[],"text":"","type":"output_text","logprobs":[]}"#;
+            events.push(self.part_event("response.content_part.added", part));
+        }
+        self.streamed.push_str(text);
+        let delta = format!(r#""delta":{},"logprobs":[]"#, quoted(text));
+        events.push(self.part_event("response.output_text.delta", &delta));
+        events
+    }
+
+    fn arguments(&mut self, text: &str, opened: Option<&ToolCall>) -> Vec<Bytes> {
+        let mut events = Vec::new();
+        if let Some(call) = opened {
+            self.item = Item::Call(call.clone());
+            events.push(self.item_event("response.output_item.added", &function_call(call, "", "in_progress")));
+        }
+        self.streamed.push_str(text);
+        if let Item::Call(call) = self.item.clone() {
+            let delta = format!(r#""delta":{}"#, quoted(text));
+            events.push(self.arguments_event("response.function_call_arguments.delta", &call, &delta));
+        }
+        events
+    }
+
+    fn message_done(&mut self, text: &str) -> Vec<Bytes> {
+        let done = format!(r#""logprobs":[],"text":{}"#, quoted(text));
+        let part =
+            format!(r#""part":{{"annotations":[],"text":{},"type":"output_text","logprobs":null}}"#, quoted(text));
+        vec![self.part_event("response.output_text.done", &done), self.part_event("response.content_part.done", &part)]
+    }
+
+    fn call_done(&mut self, call: &ToolCall, arguments: &str) -> Vec<Bytes> {
+        let done = format!(r#""arguments":{},"name":{}"#, quoted(arguments), quoted(&call.tool.name));
+        vec![self.arguments_event("response.function_call_arguments.done", call, &done)]
+    }
+
+    /// The whole response; `item` is JSON, or empty if there is none.
+    fn complete(&self, item: &str, usage: &Usage) -> String {
+        let head = &self.head;
         let (status, incomplete) = match usage.completion.reason {
             FinishReason::Stop => ("completed", "null"),
             FinishReason::Length => ("incomplete", r#"{"reason":"max_output_tokens"}"#),
@@ -67,51 +134,60 @@ impl Dialect for Responses {
     }
 
     fn token(&mut self, piece: Piece<'_>) -> Vec<Bytes> {
-        let mut events = Vec::new();
-        if piece.index == 0 {
-            let item = &self.item;
-            let added = format!(
-                r#""item":{{"id":{item},"content":[],"role":"assistant","status":"in_progress","type":"message"}},"output_index":0"#
-            );
-            events.push(self.event("response.output_item.added", &added));
-            let part = r#""part":{"annotations":[],"text":"","type":"output_text","logprobs":[]}"#;
-            events.push(self.part_event("response.content_part.added", part));
+        match piece.part {
+            Part::Text => self.text(piece.text),
+            Part::Arguments(opened) => self.arguments(piece.text, opened),
+            Part::MarkUp => Vec::new(),
         }
-        self.text.push_str(piece.text);
-        let delta = format!(r#""delta":{},"logprobs":[]"#, quoted(piece.text));
-        events.push(self.part_event("response.output_text.delta", &delta));
-        events
     }
 
     fn closing(&mut self, usage: &Usage) -> Vec<Bytes> {
-        let text = std::mem::take(&mut self.text);
-        let done = format!(r#""logprobs":[],"text":{}"#, quoted(&text));
-        let part =
-            format!(r#""part":{{"annotations":[],"text":{},"type":"output_text","logprobs":null}}"#, quoted(&text));
-        let item = format!(r#""item":{},"output_index":0"#, finished_item(&self.item, &text));
-        let response = format!(r#""response":{}"#, self.complete(&text, usage));
-        vec![
-            self.part_event("response.output_text.done", &done),
-            self.part_event("response.content_part.done", &part),
-            self.event("response.output_item.done", &item),
-            self.event("response.completed", &response),
-        ]
+        let streamed = std::mem::take(&mut self.streamed);
+        let (mut events, item) = match self.item.clone() {
+            Item::None => (Vec::new(), String::new()),
+            Item::Message => (self.message_done(&streamed), message(&self.message_id, &streamed)),
+            Item::Call(call) => (self.call_done(&call, &streamed), function_call(&call, &streamed, "completed")),
+        };
+        if !item.is_empty() {
+            events.push(self.item_event("response.output_item.done", &item));
+        }
+        let response = format!(r#""response":{}"#, self.complete(&item, usage));
+        events.push(self.event("response.completed", &response));
+        events
     }
 
     fn failure(&self, refusal: &Refusal) -> Vec<Bytes> {
         openai_failure(refusal)
     }
 
-    fn whole(&self, text: &str, usage: &Usage) -> String {
-        self.complete(text, usage)
+    fn whole(&self, spoken: Spoken<'_>, usage: &Usage) -> String {
+        let item = match spoken {
+            Spoken::Text(text) => message(&self.message_id, text),
+            Spoken::Call(call) => function_call(call, &call.arguments, "completed"),
+        };
+        self.complete(&item, usage)
     }
 }
 
-fn finished_item(item: &str, text: &str) -> String {
+fn message(id: &str, text: &str) -> String {
     let text = quoted(text);
     format!(
-        r#"{{"id":{item},"content":[{{"annotations":[],"text":{text},"type":"output_text","logprobs":null}}],"role":"assistant","status":"completed","type":"message"}}"#
+        r#"{{"id":{id},"content":[{{"annotations":[],"text":{text},"type":"output_text","logprobs":null}}],"role":"assistant","status":"completed","type":"message"}}"#
     )
+}
+
+/// The model calls a tool of a namespace by one name; vLLM takes it apart again.
+fn function_call(call: &ToolCall, arguments: &str, status: &str) -> String {
+    let (id, call_id, name) = (item_id(call), quoted(&call.id), quoted(&call.tool.name));
+    let namespace = call.tool.namespace.as_deref().map_or_else(|| "null".into(), quoted);
+    let arguments = quoted(arguments);
+    format!(
+        r#"{{"arguments":{arguments},"call_id":{call_id},"name":{name},"type":"function_call","id":{id},"namespace":{namespace},"status":"{status}"}}"#
+    )
+}
+
+fn item_id(call: &ToolCall) -> String {
+    quoted(&call.id.replacen("chatcmpl-tool-", "fc_", 1))
 }
 
 fn figures(usage: &Usage) -> String {
