@@ -1,15 +1,32 @@
 //! Decoding of a JSON string that comes in chunks cut anywhere.
 
-use memchr::memchr2;
+use super::skip::plain_length;
 
 const HIGH_SURROGATES: std::ops::RangeInclusive<u16> = 0xD800..=0xDBFF;
+
+/// What a byte after a backslash stands for; 0 where it is not one byte.
+const ESCAPES: [u8; 256] = {
+    let mut escapes = [0; 256];
+    escapes[b'"' as usize] = b'"';
+    escapes[b'\\' as usize] = b'\\';
+    escapes[b'/' as usize] = b'/';
+    escapes[b'b' as usize] = 0x08;
+    escapes[b'f' as usize] = 0x0C;
+    escapes[b'n' as usize] = b'\n';
+    escapes[b'r' as usize] = b'\r';
+    escapes[b't' as usize] = b'\t';
+    escapes
+};
 
 /// What the text of a string is given to, piece by piece.
 pub(super) trait Sink {
     fn push(&mut self, bytes: &[u8]);
 
-    fn push_byte(&mut self, byte: u8) {
-        self.push(&[byte]);
+    /// Pushes the first so many of the bytes, and one that was escaped. More bytes than those are given because a sink
+    /// may be quicker to copy some in vain than to copy a few.
+    fn push_escaped(&mut self, count: usize, bytes: &[u8], escaped: u8) {
+        self.push(&bytes[..count]);
+        self.push(&[escaped]);
     }
 
     fn stray(&mut self, stray: Stray);
@@ -70,20 +87,10 @@ impl Decoder {
         while at < bytes.len() {
             match self.escape {
                 Escape::None => {
-                    let rest = &bytes[at..];
-                    let plain = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
-                    if plain > 0 {
-                        self.end_pair(sink);
-                        sink.push(&rest[..plain]);
-                    }
-                    at += plain + 1;
-                    match rest.get(plain) {
-                        Some(b'"') => {
-                            self.end_pair(sink);
-                            return Some(at);
-                        }
-                        Some(_) => self.escape = Escape::Backslash,
-                        None => return None,
+                    let (used, is_over) = self.plain(&bytes[at..], sink);
+                    at += used;
+                    if is_over {
+                        return Some(at);
                     }
                 }
                 Escape::Backslash => {
@@ -107,29 +114,52 @@ impl Decoder {
         None
     }
 
+    /// Reads to the closing quote, to an escape that is more than one byte, or to the end. Says how many bytes that was,
+    /// and whether the quote is the last of them.
     #[inline]
-    fn escaped(&mut self, byte: u8, sink: &mut impl Sink) {
-        let plain = match byte {
-            b'n' => b'\n',
-            b'"' | b'\\' | b'/' => byte,
-            b't' => b'\t',
-            b'u' => {
-                self.escape = Escape::Unicode { digits: 0, unit: 0 };
-                return;
+    fn plain<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> (usize, bool) {
+        if self.high_surrogate.is_some() {
+            if bytes[0] == b'\\' {
+                self.escape = Escape::Backslash;
+                return (1, false);
             }
-            b'b' => 0x08,
-            b'f' => 0x0C,
-            b'r' => b'\r',
-            _ => {
-                self.escape = Escape::None;
+            self.end_pair(sink);
+        }
+        let mut at = 0;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            let plain = plain_length(rest);
+            let count = plain.unwrap_or(rest.len());
+            let escaped = rest.get(count + 1).map_or(0, |byte| ESCAPES[usize::from(*byte)]);
+            if escaped != 0 && rest[count] == b'\\' {
+                sink.push_escaped(count, rest, escaped);
+                at += count + 2;
+                continue;
+            }
+            sink.push(&rest[..count]);
+            at += count;
+            let Some(mark) = plain.map(|plain| rest[plain]) else { break };
+            if mark == b'\\' {
+                self.escape = Escape::Backslash;
+            }
+            return (at + 1, mark == b'"');
+        }
+        (at, false)
+    }
+
+    fn escaped(&mut self, byte: u8, sink: &mut impl Sink) {
+        self.escape = Escape::None;
+        match (byte, ESCAPES[usize::from(byte)]) {
+            (b'u', _) => self.escape = Escape::Unicode { digits: 0, unit: 0 },
+            (_, 0) => {
                 self.end_pair(sink);
                 sink.stray(Stray::Escape(byte));
-                return;
             }
-        };
-        self.escape = Escape::None;
-        self.end_pair(sink);
-        sink.push_byte(plain);
+            (_, escaped) => {
+                self.end_pair(sink);
+                sink.push(&[escaped]);
+            }
+        }
     }
 
     fn unicode(&mut self, digits: u8, unit: u16, sink: &mut impl Sink) {

@@ -139,7 +139,7 @@ impl Fields {
 
 /// A set of the keys that are known in the root of a body.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct RootKeys(u16);
+pub struct RootKeys(u32);
 
 impl RootKeys {
     pub fn is_empty(self) -> bool {
@@ -154,7 +154,7 @@ impl RootKeys {
         self.0 & Self::bit(target) != 0
     }
 
-    /// True where the key was not in the set. What is no key of the root never is.
+    /// True where the key was not in the set.
     pub(super) fn insert(&mut self, target: Target) -> bool {
         let bit = Self::bit(target);
         let is_new = self.0 & bit == 0;
@@ -162,8 +162,8 @@ impl RootKeys {
         is_new
     }
 
-    fn bit(target: Target) -> u16 {
-        ROOT.iter().position(|(_, known)| *known == target).map_or(0, |at| 1 << at)
+    fn bit(target: Target) -> u32 {
+        1 << target as u32
     }
 }
 

@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::decode::{Decoder, Sink, Stray};
 
+/// Bytes that the longest value of most bodies has, the JSON in Claude Code's `metadata.user_id`.
+const USUAL: usize = 176;
+
 /// Why a string was read to its end and has no value all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -31,7 +34,7 @@ struct Decoded {
 
 impl Literal {
     pub(super) fn new() -> Self {
-        Self { decoder: Decoder::new(), decoded: Decoded { bytes: Vec::new(), longest: 0, fault: None } }
+        Self { decoder: Decoder::new(), decoded: Decoded { bytes: Vec::with_capacity(USUAL), longest: 0, fault: None } }
     }
 
     /// Begins after an opening quote. Over `longest` decoded bytes the string has no value.

@@ -27,6 +27,7 @@ mod history;
 mod identity;
 mod key;
 mod literal;
+mod message;
 mod multipart;
 mod parameter;
 mod path;

@@ -311,6 +311,8 @@ mod tests {
         for value in ["m\r\n--X", "\r\r\n-", "m\r\n--XXm", "m\r\n--XX\rm", "m\r\n--XX-m", " m\r\n", ""] {
             let (progress, fields) = scan(format!("{}--XX--", field("model", value)).as_bytes());
             assert_eq!((progress, fields.model.name()), (Progress::Closed, Some(value)), "{value:?}");
+            let start = field("model", "").len() - "\r\n".len();
+            assert_eq!(fields.model_span, Some(start..start + value.len()), "{value:?}");
         }
     }
 

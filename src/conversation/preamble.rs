@@ -4,7 +4,7 @@
 use memchr::memchr;
 
 use super::decode::{Sink, Stray};
-use super::digest::Text;
+use super::digest::{Found, Text};
 
 /// The tags that such a preamble stands in. A tag's only `<` is its first byte, which the search rests on.
 const PREAMBLES: [Preamble; 4] = [
@@ -76,8 +76,8 @@ impl Head {
     }
 
     /// The whole text, preambles and all.
-    pub(super) fn whole(&self) -> &Text {
-        &self.whole
+    pub(super) fn whole(&self) -> Found<'_> {
+        self.whole.found()
     }
 
     /// What the text that has ended is. A preamble that was not closed is words.
@@ -166,6 +166,15 @@ impl Sink for Head {
         }
     }
 
+    fn push_escaped(&mut self, count: usize, bytes: &[u8], escaped: u8) {
+        if self.place == Place::Words && self.left_out == 0 {
+            self.whole.push_escaped(count, bytes, escaped);
+        } else {
+            self.push(&bytes[..count]);
+            self.push(&[escaped]);
+        }
+    }
+
     fn stray(&mut self, stray: Stray) {
         stray.spell(|bytes| self.push(bytes));
     }
@@ -190,8 +199,8 @@ impl SystemText {
         self.matched = Some(0);
     }
 
-    pub(super) fn whole(&self) -> &Text {
-        &self.text
+    pub(super) fn whole(&self) -> Found<'_> {
+        self.text.found()
     }
 
     pub(super) fn is_billing(&self) -> bool {
@@ -219,8 +228,8 @@ impl Sink for Text {
         Text::push(self, bytes);
     }
 
-    fn push_byte(&mut self, byte: u8) {
-        Text::push_byte(self, byte);
+    fn push_escaped(&mut self, count: usize, bytes: &[u8], escaped: u8) {
+        Text::push_escaped(self, count, bytes, escaped);
     }
 
     fn stray(&mut self, stray: Stray) {
@@ -239,7 +248,7 @@ mod tests {
             head.push(b"<system-reminder>of another text</system-reminder> x");
             head.begin();
             text.as_bytes().chunks(piece).for_each(|piece| head.push(piece));
-            assert_eq!(head.whole().hash(), digest::text(text.as_bytes()), "{text}");
+            assert_eq!(head.whole().hash, digest::text(text.as_bytes()), "{text}");
             head.lead()
         };
         let whole = read(usize::MAX);

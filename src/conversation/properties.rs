@@ -190,8 +190,16 @@ fn block() -> impl Strategy<Value = Node> {
         1 => text().prop_map(|text| ("content".to_owned(), text)),
         1 => (key(), node()),
         1 => node().prop_map(|node| ("cache_control".to_owned(), node)),
-    ];
-    vec(member, 0..4).prop_map(Node::Object)
+    ]
+    .boxed();
+    let usual = || [("text", said().boxed()), ("type", Just("text".to_owned()).boxed())];
+    let usual = || usual().map(|(key, text)| text.prop_map(move |text| (key.to_owned(), Node::Text(text))));
+    prop_oneof![
+        1 => vec(member.clone(), 0..4),
+        2 => usual().prop_map(Vec::from).prop_shuffle(),
+        1 => (usual(), vec(member, 0..3)).prop_map(|(usual, more)| [usual.to_vec(), more].concat()).prop_shuffle(),
+    ]
+    .prop_map(Node::Object)
 }
 
 fn message() -> impl Strategy<Value = Node> {
@@ -221,7 +229,7 @@ fn turn() -> impl Strategy<Value = Node> {
     let system = prop_oneof![vec(block(), 0..4).prop_map(Node::Array), text().prop_map(Node::Text), word(),];
     let other = vec(
         prop_oneof![
-            1 => system.prop_map(|system| ("system".to_owned(), system)),
+            2 => system.prop_map(|system| ("system".to_owned(), system)),
             3 => (key(), node()),
         ],
         0..4,
@@ -399,6 +407,14 @@ proptest! {
     }
 
     #[test]
+    fn messages_end_where_a_value_of_no_interest_would(list in pieces(JSON_PIECES), cuts in cuts()) {
+        let with = |key: &str| [format!("{{\"{key}\":[").as_bytes(), &list[..], br#"],"model":"m"}"#].concat();
+        let (progress, fields, _) = scan(&with("messages"), &cuts, Wanted::ModelAndSession);
+        let (expected, skipped, _) = scan(&with("massages"), &cuts, Wanted::ModelAndSession);
+        prop_assert_eq!((progress, fields.model), (expected, skipped.model));
+    }
+
+    #[test]
     fn no_cut_changes_what_is_seen_in_a_form(body in pieces(FORM_PIECES), cuts in cuts()) {
         prop_assert_eq!(scan_form(&body, &cuts), scan_form(&body, &[usize::MAX]));
     }
@@ -425,6 +441,7 @@ proptest! {
             let body = [parts[0], parts[1], &b"--X--"[..]].concat();
             let (progress, fields) = scan_form(&body, &cuts);
             prop_assert_eq!((progress, fields.model.name()), (Progress::Closed, Some(&*name)));
+            prop_assert_eq!(&body[fields.model_span.unwrap()], name.as_bytes());
         }
     }
 }

@@ -23,13 +23,14 @@ const PREAMBLES: [&str; 4] = ["system-reminder", "environment_context", "user_in
 
 const TEXT_TYPES: [&str; 3] = ["text", "input_text", "output_text"];
 
-const OPAQUE: [&str; 12] = [
+const OPAQUE: [&str; 13] = [
     "role",
     "type",
     "id",
     "call_id",
     "tool_use_id",
     "tool_call_id",
+    "media_type",
     "data",
     "url",
     "image_url",
@@ -172,7 +173,12 @@ fn duplicates(root: &Node) -> RootKeys {
             _ => key,
         };
         if root.members()[..at].iter().any(|(before, _)| before == key || before == twin) {
-            duplicates.insert(path::Scope::Root.target(key));
+            match path::Scope::Root.target(key) {
+                path::Target::Nothing => {}
+                target => {
+                    duplicates.insert(target);
+                }
+            }
         }
     }
     duplicates

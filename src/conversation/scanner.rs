@@ -300,6 +300,9 @@ impl Scanner {
     /// Notes a key of the root that came before. True where its value is worth a look: every one of a session field, the
     /// first one of the messages.
     fn note_key(&mut self, target: Target) -> bool {
+        if self.scope != Scope::Root || target == Target::Nothing {
+            return true;
+        }
         let is_messages = target == Target::Messages || target == Target::Input;
         let is_new = self.root_keys.insert(target);
         let is_twin =
@@ -355,6 +358,8 @@ impl Scanner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conversation::Shape;
+    use crate::conversation::path::ROOT;
 
     fn scan(wanted: Wanted, body: &[u8]) -> (Progress, Fields) {
         let mut scanner = Scanner::new(wanted);
@@ -459,6 +464,79 @@ mod tests {
 
         let after_a_number = fields(r#"{"model":1,"mode\u006c":"b"}"#);
         assert_eq!((after_a_number.model, after_a_number.duplicate_model), (Model::NotText, true));
+    }
+
+    #[test]
+    fn the_place_of_the_first_model_is_told_with_its_quotes() {
+        for body in [
+            r#"{"model":"m"}"#,
+            r#" { "a" : [1] , "model" : "m\u0065\"" , "model" : "b" }"#,
+            r#"{"model":"","stream":true}"#,
+            r#"{"mod\u0065l":"\ud83d"}"#,
+            "\u{feff}{\"x\":\"é\",\"model\":\"é\"}",
+        ] {
+            let end = body.find("l\"").unwrap() + 2;
+            let start = end + body[end..].find('"').unwrap();
+            let span = fields(body).model_span.unwrap();
+            assert_eq!(span.start, start, "{body}");
+            assert!(body[span.end..].trim_start().starts_with([',', '}']), "{body}");
+        }
+        for body in [r#"{"model":5,"model":"b"}"#, r#"{"model":null}"#, "{}"] {
+            assert_eq!(fields(body).model_span, None, "{body}");
+        }
+        assert_eq!(scan(Wanted::Model, br#"{"model":"half"#).1.model_span, None);
+        assert_eq!(scan(Wanted::Model, br#"{"model":"m""#).1.model_span, Some(9..12));
+    }
+
+    #[test]
+    fn the_shape_tells_an_agents_turn_from_an_auxiliary_one() {
+        let shape =
+            |tools, thinking, schema| Shape { has_tools: tools, has_thinking: thinking, has_json_schema: schema };
+        let none = Shape::default();
+        for (body, expected) in [
+            (r#"{"tools":[{"name":"f"}],"thinking":{"type":"adaptive"}}"#, shape(true, true, false)),
+            (
+                r#"{"tools":[],"output_config":{"effort":"low","format":{"type":"json_schema"}}}"#,
+                shape(false, false, true),
+            ),
+            (r#"{"tools":[ ]}"#, none),
+            (r#"{"tools":[1]}"#, shape(true, false, false)),
+            (r#"{"tools":{"a":1}}"#, none),
+            (r#"{"tools":null,"tools":[],"tools":[1]}"#, none),
+            (r#"{"a":{"tools":[1],"thinking":{}},"messages":[{"tools":[1],"thinking":{}}]}"#, none),
+            (r#"{"thinking":{"budget_tokens":1,"type":"disabled"}}"#, none),
+            (r#"{"thinking":null}"#, none),
+            (r#"{"thinking":{}}"#, shape(false, true, false)),
+            (
+                r#"{"thinking":null,"thinking":{"type":5,"type":"enabled","type":"disabled"}}"#,
+                shape(false, true, false),
+            ),
+            (r#"{"thinking":{"type":"disabled"},"thinking":{"type":"enabled"}}"#, none),
+            (r#"{"response_format":{"json_schema":{"type":"x"},"type":"json_schema"}}"#, shape(false, false, true)),
+            (r#"{"response_format":{"type":"json_object"}}"#, none),
+            (r#"{"text":{"verbosity":"low","format":{"type":"json_schema"}}}"#, shape(false, false, true)),
+            (r#"{"text":"json_schema","format":{"type":"json_schema"},"type":"json_schema"}"#, none),
+            (r#"{"text":{"format":{"type":"text","type":"json_schema"}}}"#, none),
+        ] {
+            assert_eq!(fields(body).shape, expected, "{body}");
+            let (_, model_only) = scan(Wanted::Model, body.as_bytes());
+            assert_eq!(model_only.shape, none, "{body}");
+        }
+    }
+
+    #[test]
+    fn known_keys_that_come_twice_are_told() {
+        let names = |body: &str| fields(body).duplicates.names().collect::<Vec<_>>();
+        assert_eq!(
+            names(r#"{"model":"a","tools":[],"user":1,"user":2,"metadata":{"user_id":1,"user_id":2}}"#),
+            [""; 0]
+        );
+        assert_eq!(names(r#"{"tools":[],"model":"a","tools":1,"tools":2,"model":"a"}"#), ["model", "tools"]);
+        let (_, model_only) = scan(Wanted::Model, br#"{"tools":[],"model":"a","tools":1,"model":"a"}"#);
+        assert_eq!(model_only.duplicates.names().collect::<Vec<_>>(), ["model"]);
+        for (key, _) in ROOT {
+            assert_eq!(names(&format!(r#"{{"{key}":"a","b":"{key}","{key}":[1]}}"#)), [key]);
+        }
     }
 
     #[test]

@@ -3,6 +3,9 @@
 
 use memchr::memchr2;
 
+/// Bytes of a text that are searched word by word.
+const SHORT_RUN: usize = 32;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Plain,
@@ -99,7 +102,7 @@ impl Skipper {
     fn pass_text(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..) {
-            let Some(plain) = memchr2(b'"', b'\\', rest) else {
+            let Some(plain) = plain_length(rest) else {
                 return bytes.len();
             };
             if rest[plain] == b'"' {
@@ -112,6 +115,28 @@ impl Skipper {
         self.place = Place::Escaped;
         bytes.len()
     }
+}
+
+/// Where the first quote or backslash is. Code in a prompt has one every few bytes, where a call that prepares for
+/// vectors costs more than the search itself; prose and pictures have long runs, where vectors are ten times as fast.
+#[inline]
+pub(super) fn plain_length(bytes: &[u8]) -> Option<usize> {
+    const ONES: u64 = u64::MAX / 0xFF;
+    let marks = |word: u64, byte: u8| {
+        let difference = word ^ (ONES * u64::from(byte));
+        difference.wrapping_sub(ONES) & !difference & ONES << 7
+    };
+    let (words, _) = bytes[..bytes.len().min(SHORT_RUN)].as_chunks::<8>();
+    for (at, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let found = marks(word, b'"') | marks(word, b'\\');
+        if found != 0 {
+            // What a borrow marks in error is above the lowest mark.
+            return Some(8 * at + found.trailing_zeros() as usize / 8);
+        }
+    }
+    let searched = 8 * words.len();
+    memchr2(b'"', b'\\', &bytes[searched..]).map(|at| searched + at)
 }
 
 pub(super) fn is_space(byte: u8) -> bool {

@@ -1,18 +1,13 @@
 //! The canonical hashes of the values that enter a history, put together as their parts come. The rules are in
 //! [`super::history`].
 
-use super::digest::{self, NO_ITEMS, mix};
-use super::history::{History, Messages, Said};
+use super::digest::{self, Found, NO_ITEMS, mix};
+use super::history::{History, Messages};
+use super::message::{Block, Message, TEXT, text_list};
 use super::preamble::Lead;
 
 /// How deep values are looked into. Messages of agents nest 6 deep, and the arguments of a tool a little deeper.
 const DEEPEST: usize = 24;
-
-const ROLE: u64 = digest::text(b"role");
-const USER: u64 = digest::text(b"user");
-const CONTENT: u64 = digest::text(b"content");
-const TYPE: u64 = digest::text(b"type");
-const TEXT: u64 = digest::text(b"text");
 
 /// What a tree is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,15 +69,6 @@ pub(super) enum Manner {
     System,
 }
 
-/// A text that has ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Found<'a> {
-    pub(super) hash: u64,
-    pub(super) bytes: u64,
-    /// The text itself, where it is short.
-    pub(super) short: &'a [u8],
-}
-
 /// The value under way and the history before it.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
@@ -92,77 +78,6 @@ pub(super) struct Tree {
     messages: Messages,
     message: Message,
     block: Block,
-}
-
-/// The message under way.
-#[derive(Clone, Debug, Default)]
-struct Message {
-    said: Said,
-    /// Over its members, with what was left out of its content.
-    parts: u64,
-    /// Over the items of its content, with the preambles that no words have followed yet, and without them.
-    with: u64,
-    without: u64,
-    /// Bytes of those preambles.
-    pending: u64,
-}
-
-/// The block under way in the content of a message, or in the system prompt.
-#[derive(Clone, Debug)]
-struct Block {
-    /// Over its members, with what was left out of its text.
-    parts: u64,
-    is_text: bool,
-    lead: Lead,
-    is_billing: bool,
-    /// Bytes of the message before it.
-    begun_at: u64,
-}
-
-impl Block {
-    fn begin(begun_at: u64) -> Self {
-        Self { parts: 0, is_text: false, lead: Lead::Blank, is_billing: false, begun_at }
-    }
-}
-
-impl Message {
-    /// A part of the content that is no text.
-    fn take(&mut self, hash: u64) {
-        self.with = mix(self.with, hash);
-        self.without = mix(self.without, hash);
-    }
-
-    /// A text of the content, by its hashes with all and without what is left out of it.
-    fn take_text(&mut self, lead: Lead, whole: u64, without: u64, bytes: u64) {
-        match lead {
-            Lead::Blank => self.take(whole),
-            Lead::Preamble => {
-                self.with = mix(self.with, whole);
-                self.pending += bytes;
-            }
-            Lead::Words { left_out, .. } => {
-                self.without = mix(self.without, without);
-                self.with = self.without;
-                self.said.left_out += self.pending + left_out;
-                self.pending = 0;
-            }
-        }
-    }
-
-    /// The content is a string: a list with one block of text. Its hashes with all and without what is left out.
-    fn take_content(&mut self, whole: Found, words: u64, lead: Lead) -> (u64, u64) {
-        self.said.bytes += whole.bytes;
-        self.begin_content();
-        let block = text_block(whole.hash);
-        self.take_text(lead, block, text_block(words), whole.bytes);
-        (digest::array(mix(NO_ITEMS, block)), digest::array(self.with))
-    }
-
-    fn begin_content(&mut self) {
-        self.with = NO_ITEMS;
-        self.without = NO_ITEMS;
-        self.pending = 0;
-    }
 }
 
 impl Tree {
@@ -263,7 +178,7 @@ impl Tree {
         match member {
             Member::Content if role.kind() == Kind::Object => {
                 self.message.said.bytes += found.bytes;
-                self.value(digest::array(mix(NO_ITEMS, text_block(found.hash))));
+                self.value(text_list(found.hash));
             }
             Member::Other | Member::Content | Member::Text => {
                 self.message.said.bytes += found.bytes;
@@ -304,11 +219,8 @@ impl Tree {
                 self.add(whole, without);
             }
             None => {
-                self.message = Message::default();
-                self.message.said.note_role(b"user");
-                let (_, content) = self.message.take_content(whole, words, lead);
-                let members = digest::member(ROLE, USER).wrapping_add(digest::member(CONTENT, content));
-                self.messages.add(digest::object(members), &self.message.said);
+                let (message, hash) = Message::of_user(whole, words, lead);
+                self.messages.add(hash, &message.said);
                 self.messages.end();
             }
         }
@@ -320,8 +232,7 @@ impl Tree {
             self.block.is_billing |= is_billing;
             return self.value(whole.hash);
         }
-        let items = if is_billing { NO_ITEMS } else { mix(NO_ITEMS, text_block(whole.hash)) };
-        self.messages.note_system(digest::array(items));
+        self.messages.note_system(if is_billing { digest::array(NO_ITEMS) } else { text_list(whole.hash) });
     }
 
     /// A value is complete.
@@ -370,7 +281,7 @@ impl Tree {
             Role::Messages => self.messages.end(),
             Role::System => self.messages.note_system(whole),
             Role::Message => self.end_message(frame.parts, self.message.parts),
-            Role::Content => self.add(whole, digest::array(self.message.with)),
+            Role::Content => self.add(whole, self.message.content()),
             Role::Block => self.end_block(whole),
             Role::SystemBlock if self.block.is_text && self.block.is_billing => {}
             Role::SystemBlock | Role::Object | Role::Array => self.value(whole),
@@ -385,12 +296,7 @@ impl Tree {
     fn end_block(&mut self, whole: u64) {
         let Some(content) = self.frames[..self.depth].last_mut() else { return };
         content.parts = mix(content.parts, whole);
-        if self.block.is_text {
-            let bytes = self.message.said.bytes - self.block.begun_at;
-            self.message.take_text(self.block.lead, whole, digest::object(self.block.parts), bytes);
-        } else {
-            self.message.take(whole);
-        }
+        self.message.take_block(&self.block, whole);
     }
 }
 
@@ -412,13 +318,10 @@ impl Member {
             b"type" => Member::Type,
             b"text" => Member::Text,
             b"id" | b"call_id" | b"tool_use_id" | b"tool_call_id" => Member::Opaque,
-            b"data" | b"url" | b"image_url" | b"file_data" | b"encrypted_content" | b"signature" => Member::Opaque,
+            b"media_type" | b"data" | b"url" | b"image_url" | b"file_data" | b"encrypted_content" | b"signature" => {
+                Member::Opaque
+            }
             _ => Member::Other,
         }
     }
-}
-
-/// What a text equals where blocks may stand.
-fn text_block(text: u64) -> u64 {
-    digest::object(digest::member(TYPE, TEXT).wrapping_add(digest::member(TEXT, text)))
 }

@@ -4,14 +4,12 @@
 //! A value ends where the [`Skipper`] would have ended it, whatever it holds: what is no JSON is passed over like a value
 //! of no interest, and there is no history then.
 
-use memchr::memchr2;
-
 use super::decode::Decoder;
-use super::digest::{self, Text};
+use super::digest::{self, Found, Text};
 use super::history::History;
 use super::preamble::{Head, SystemText};
-use super::skip::{Skipper, begins_scalar, is_space, scalar_length};
-use super::tree::{Found, Kind, Manner, Subject, Tree};
+use super::skip::{Skipper, begins_scalar, is_space, plain_length, scalar_length};
+use super::tree::{Kind, Manner, Subject, Tree};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -125,11 +123,11 @@ impl Walk {
 
     fn punctuation(&mut self, bytes: &[u8]) -> usize {
         match (self.place, bytes[0]) {
-            (Place::ItemOrClose, b']') | (Place::KeyOrClose, b'}') => return self.close(),
-            (Place::CommaOrClose, b']') if self.tree.kind() == Some(Kind::Array) => return self.close(),
-            (Place::CommaOrClose, b'}') if self.tree.kind() == Some(Kind::Object) => return self.close(),
+            (Place::ItemOrClose, b']') | (Place::KeyOrClose, b'}') => self.close(),
+            (Place::CommaOrClose, b']') if self.tree.kind() == Some(Kind::Array) => self.close(),
+            (Place::CommaOrClose, b'}') if self.tree.kind() == Some(Kind::Object) => self.close(),
             (Place::Value | Place::ItemOrClose, _) => return self.begin_value(bytes),
-            (Place::KeyOrClose | Place::Key, b'"') => return self.begin_name(bytes),
+            (Place::KeyOrClose | Place::Key, b'"') => return self.read_members(bytes),
             (Place::Colon, b':') => self.place = Place::Value,
             (Place::CommaOrClose, b',') => {
                 let in_object = self.tree.kind() == Some(Kind::Object);
@@ -140,10 +138,9 @@ impl Walk {
         1
     }
 
-    fn close(&mut self) -> usize {
+    fn close(&mut self) {
         self.tree.close();
         self.end_value();
-        1
     }
 
     fn end_value(&mut self) {
@@ -159,10 +156,54 @@ impl Walk {
         0
     }
 
+    /// Begins with the quote of a key. Members that lie in one chunk without white space, as most do, are read one after the
+    /// other in this loop: deciding anew at each byte what it may be would take longer than all else.
+    fn read_members(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        loop {
+            at += self.begin_name(&bytes[at..]);
+            if self.place != Place::Colon || bytes.get(at) != Some(&b':') {
+                return at;
+            }
+            at += 1;
+            self.place = Place::Value;
+            let Some(rest) = bytes.get(at..).filter(|rest| rest.first().is_some_and(|byte| !is_space(*byte))) else {
+                return at;
+            };
+            at += self.begin_value(rest);
+            at += self.reach_key(&bytes[at..]);
+            let expects_key = self.place == Place::KeyOrClose || self.place == Place::Key;
+            if !expects_key || bytes.get(at) != Some(&b'"') {
+                return at;
+            }
+        }
+    }
+
+    /// Passes over the brackets and commas between a value and the key that follows.
+    #[inline]
+    fn reach_key(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while self.place == Place::CommaOrClose {
+            let in_object = self.tree.kind() == Some(Kind::Object);
+            match bytes.get(at) {
+                Some(b',') => self.place = if in_object { Place::Key } else { Place::Value },
+                Some(b'}') if in_object => self.close(),
+                Some(b']') if !in_object => self.close(),
+                Some(_) | None => return at,
+            };
+            at += 1;
+        }
+        if (self.place == Place::Value || self.place == Place::ItemOrClose) && bytes.get(at) == Some(&b'{') {
+            self.open(Kind::Object, Place::KeyOrClose);
+            at += 1;
+        }
+        at
+    }
+
     /// Begins with the quote of a key. Most keys lie in one chunk and have no escapes: those are hashed where they are.
     fn begin_name(&mut self, bytes: &[u8]) -> usize {
         let rest = &bytes[1..];
-        if let Some(end) = memchr2(b'"', b'\\', rest)
+        if let Some(end) = plain_length(rest)
             && rest[end] == b'"'
         {
             self.counts = self.tree.key(Found::whole(&rest[..end]));
@@ -179,7 +220,7 @@ impl Walk {
         let Some(used) = self.decoder.feed(bytes, &mut self.text) else {
             return bytes.len();
         };
-        self.counts = self.tree.key(Found::read(&self.text));
+        self.counts = self.tree.key(self.text.found());
         self.place = Place::Colon;
         used
     }
@@ -223,7 +264,7 @@ impl Walk {
         let manner = self.tree.manner();
         let rest = &bytes[1..];
         if manner == Manner::Plain
-            && let Some(end) = memchr2(b'"', b'\\', rest)
+            && let Some(end) = plain_length(rest)
             && rest[end] == b'"'
         {
             self.tree.text(Found::whole(&rest[..end]));
@@ -248,9 +289,9 @@ impl Walk {
         };
         let Some(used) = end else { return bytes.len() };
         match manner {
-            Manner::Plain => self.tree.text(Found::read(&self.text)),
-            Manner::Headed => self.tree.headed_text(Found::read(self.head.whole()), self.head.lead()),
-            Manner::System => self.tree.system_text(Found::read(self.system.whole()), self.system.is_billing()),
+            Manner::Plain => self.tree.text(self.text.found()),
+            Manner::Headed => self.tree.headed_text(self.head.whole(), self.head.lead()),
+            Manner::System => self.tree.system_text(self.system.whole(), self.system.is_billing()),
         }
         self.end_value();
         used
@@ -282,15 +323,5 @@ impl Walk {
             (Some(_), _) => self.end_value(),
         }
         used
-    }
-}
-
-impl<'a> Found<'a> {
-    fn whole(text: &'a [u8]) -> Self {
-        Self { hash: digest::text(text), bytes: text.len() as u64, short: digest::short(text) }
-    }
-
-    fn read(text: &'a Text) -> Self {
-        Self { hash: text.hash(), bytes: text.bytes(), short: text.short() }
     }
 }
