@@ -26,8 +26,10 @@
 //! 1. Pingora accepts a connection and reads the head. [`proxy`] checks the head's size and looks the path up among the
 //!    endpoints it knows. A path that isn't there doesn't exist.
 //! 2. [`conversation`] looks in the head for the session. What the head doesn't say, it looks for in the body as it
-//!    arrives, and stops at the byte where it has its answer. What was read is kept.
-//! 3. [`balancer::Balancer::arrive`] decides: sticky, placed, spilled, client-pinned, unpinned or a side call; or it
+//!    arrives, and stops at the byte where it has its answer. Of a conversation that isn't known it takes the fingerprint of
+//!    the history too, from what is at hand. What was read is kept.
+//! 3. [`balancer::Balancer::arrive`] recognises the conversation, by its id, by another one that came with it or by its
+//!    history, and decides: sticky, placed, spilled, client-pinned, unpinned or a side call; or it
 //!    refuses. [`dispatch`] turns the decision into a [`dispatch::Lease`], the slot on the replica.
 //! 4. The kept bytes and then the rest of the body go to the replica, byte for byte. Until the response begins, a failure
 //!    takes the turn to another replica.
@@ -48,7 +50,8 @@
 //!   balancer, so its pins, leases and counters.
 //! - One mutex a model, held for a decision only: no await, no log, no formatting inside.
 //! - A slot is given back by `Drop`. No way out of a request releases it by hand.
-//! - The response path never buffers, re-encodes or delays a byte. A request body is never changed.
+//! - The response path never buffers, re-encodes or delays a byte. Of a request body nothing is ever changed but
+//!   the one value of `model`, where an alias stands for the engine's name.
 //! - Every table, buffer, list and retry has a bound.
 //! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric.
 //!
@@ -56,7 +59,7 @@
 //!
 //! Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
 //! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
-//! request's load and a slot to reserve. Any rewriting of requests, and any translation between dialects.
+//! request's load and a slot to reserve. Any rewriting of requests beyond that value, and any translation between dialects.
 
 #![forbid(unsafe_code)]
 

@@ -57,13 +57,29 @@ const PROCESS: &[Family<View>] = &[
 ];
 
 /// Labels: model.
-const MODEL: &[Family<Snapshot>] = &[Family {
-    name: "kvpin_refused_turns_total",
-    kind: Kind::Counter,
-    help: "Turns that got no replica.",
-    label: "reason",
-    values: |model| model.refused.iter().map(|(reason, count)| (reason.as_str(), *count as f64)).collect(),
-}];
+const MODEL: &[Family<Snapshot>] = &[
+    Family {
+        name: "kvpin_refused_turns_total",
+        kind: Kind::Counter,
+        help: "Turns that got no replica.",
+        label: "reason",
+        values: |model| model.refused.iter().map(|(reason, count)| (reason.as_str(), *count as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_known_histories",
+        kind: Kind::Gauge,
+        help: "Histories by which turns without an id, and forks, are recognised.",
+        label: "",
+        values: |model| one(model.histories as f64),
+    },
+    Family {
+        name: "kvpin_known_aliases",
+        kind: Kind::Gauge,
+        help: "Ids that lead to a conversation beside the one it is pinned under.",
+        label: "",
+        values: |model| one(model.conversation_aliases as f64),
+    },
+];
 
 /// Labels: model, replica.
 const REPLICA: &[Family<ReplicaSnapshot>] = &[
@@ -96,6 +112,13 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
         values: |replica| one(replica.counters.replaced as f64),
     },
     Family {
+        name: "kvpin_forked_conversations_total",
+        kind: Kind::Counter,
+        help: "New conversations that were placed on the replica because the history they begin with is there.",
+        label: "",
+        values: |replica| one(replica.counters.forked as f64),
+    },
+    Family {
         name: "kvpin_in_flight_turns",
         kind: Kind::Gauge,
         help: "Turns that the replica is serving for kvpin.",
@@ -108,6 +131,13 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
         help: "Conversations that are pinned to the replica; idle ones had no turn for a minute.",
         label: "state",
         values: |replica| vec![("active", f64::from(replica.held.active)), ("idle", f64::from(replica.held.idle))],
+    },
+    Family {
+        name: "kvpin_related_conversations",
+        kind: Kind::Gauge,
+        help: "Of the active conversations pinned to the replica: those that another one started.",
+        label: "",
+        values: |replica| one(f64::from(replica.held.relatives)),
     },
     Family {
         name: "kvpin_spill_threshold_turns",

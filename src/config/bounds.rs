@@ -49,7 +49,8 @@ pub(super) const REPLAY_WAIT: Number = number("replay_wait_ms", 5, 1..=1000);
 /// No default: [`super::ModelConfig::ASSUMED_MAX_NUM_SEQS`] stands in where the engine doesn't tell.
 pub(super) const MAX_NUM_SEQS: Bound = bound("max_num_seqs", 1..=65_536);
 pub(super) const SPILL_THRESHOLD: Bound = bound("spill_threshold", 1..=65_536);
-/// Under 200 bytes a pin, the default is under 200 MB when full and the maximum under 20 GB.
+/// Bounds three tables: pins (under 200 bytes each), histories and other ids (88 each; `bench/pin_memory.rs`). With all of them full,
+/// the default takes under 380 MB and the maximum under 38 GB.
 pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 1..=100_000_000);
 /// An agent that was silent for an hour has most likely lost its KV cache to others.
 pub(super) const CONVERSATION_IDLE: Number = number("conversation_idle_s", HOUR_S, 1..=30 * DAY_S);

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! body --> Scanner (JSON) or FormScanner (multipart) --> Fields --+
-//!                                                                 +--> identify --> Explicit
+//!                                                                 +--> identify --> Identity
 //! head ---------------------------------------------- HeaderMap --+                     |
 //!                                                    KeySecret, scope, model --> ConversationKey
 //! ```
 //!
 //! The proxy hands over the body as it arrives until the [`Progress`] is no longer
-//! [`Progress::More`]; [`identify`] ranks what head and body name, and [`KeySecret::key`] turns the
+//! [`Progress::More`]; [`IdentityRules::identify`] ranks what head and body name, and [`KeySecret::key`] turns the
 //! winner into the value that everything else knows a conversation by.
 //!
 //! The module is pure: no I/O, no clock, no entropy, no logging. The secret of the keys comes in as
