@@ -12,6 +12,7 @@
 mod affinity;
 mod aliases;
 mod choice;
+mod evidence;
 mod histories;
 mod load;
 mod membership;
@@ -32,6 +33,7 @@ use std::time::Duration;
 
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
+pub use evidence::Evidence;
 pub use load::{SCRAPE_AGE_MAX, Scrape};
 pub use memory::FORK_TEXT_BYTES_MIN;
 pub use policy::{ASSUMED_MAX_NUM_SEQS, MaxNumSeqsSource, Mode, Policy, SpillThreshold};
@@ -115,6 +117,17 @@ impl Balancer {
     pub fn server_down(&mut self, address: SocketAddr, reason: DownReason, now: Duration) -> bool {
         let behind = self.replicas.iter_mut().filter(|replica| replica.spec.address == address);
         behind.map(|replica| replica.set_health(Health::Down(reason), now)).filter(|is_news| *is_news).count() > 0
+    }
+
+    /// Something was seen of a replica. Returns whether its health is another one now.
+    pub fn observe(&mut self, id: ReplicaId, evidence: Evidence, now: Duration) -> bool {
+        let Some(address) = self.replicas.get(id.index()).map(|replica| replica.spec.address) else { return false };
+        match evidence {
+            Evidence::Answered | Evidence::Served => self.set_health(id, Health::Up, now),
+            Evidence::Unreachable(reason) => self.server_down(address, reason, now),
+            Evidence::ProbeFailed => self.set_health(id, Health::Down(DownReason::ProbeFailed), now),
+            Evidence::BrokeOff | Evidence::Failing | Evidence::Draining => false,
+        }
     }
 
     /// A scrape of the replica is being asked for.
