@@ -4,7 +4,7 @@
 //! early_request_filter      limits of the head
 //! request_filter            endpoint, body up to the model and the session, decision -> lease; refusals end here
 //! upstream_peer             the lease's replica; after a failure another one      <-----------.
-//! upstream_request_filter   rank header, nothing that was meant for kvpin                     |
+//! upstream_request_filter   rank, session and length for the engine, nothing meant for kvpin    |
 //! request_body_filter       what was read before, then the rest as it comes                   |
 //! fail_to_connect, error_while_proxy    move on to another replica before the first byte  ----'
 //! response_filter           who served and why
@@ -19,6 +19,7 @@ mod ending;
 mod endpoint;
 mod explain;
 mod identify;
+mod intake;
 mod local;
 mod memory;
 mod refusal;
@@ -38,23 +39,21 @@ use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
-use tokio::time::timeout;
 
-use crate::dispatch::{Routing, Table};
+use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
-use body::{Reader, RequestBody};
-use context::EngineRequest;
+use body::RequestBody;
 use ending::{log_failure, outcome_of, refusal_of};
-use endpoint::{Dialect, Endpoint, NotServed, Route};
-use identify::{Asked, Head, Look, RANK_HEADER, REPLICA_HEADER, choose_model};
+use endpoint::{Dialect, Endpoint, NotServed};
+use identify::{RANK_HEADER, REPLICA_HEADER};
+use intake::{Intake, Taken, learn_late};
 use memory::Budget;
 use refusal::Refusal;
-use search::BodySearch;
 use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
@@ -131,9 +130,10 @@ impl ProxyHttp for Proxy {
         // kvpin has read or will read the body, so the client was already told to go on.
         upstream.remove_header(&http::header::EXPECT);
         upstream.remove_header(REPLICA_HEADER);
-        upstream.remove_header(RANK_HEADER);
         if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
             upstream.insert_header(RANK_HEADER, rank.to_string())?;
+        } else if !context.passes_rank() {
+            upstream.remove_header(RANK_HEADER);
         }
         if let Some(key) = context.session_id_to_send()
             && !upstream.headers.contains_key(SESSION_HEADER)
@@ -185,12 +185,15 @@ impl ProxyHttp for Proxy {
 
     fn response_body_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         context: &mut Context,
     ) -> Result<Option<Duration>> {
         let begins = end_of_stream || body.as_ref().is_some_and(|chunk| !chunk.is_empty());
+        if begins {
+            learn_late(&self.routing, session, context);
+        }
         if begins && let Some(elapsed) = context.first_byte() {
             self.observe_first_byte(context, elapsed);
         }
@@ -301,44 +304,13 @@ impl Proxy {
                 return Ok(Admitted::Answered);
             }
         };
-        let (request, body) = self.read_request(session, &table, route).await?;
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
+        context.late = late;
         context.acquire()?;
         Ok(Admitted::ToReplica)
-    }
-
-    /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
-    async fn read_request(
-        &self,
-        session: &mut Session,
-        table: &Table,
-        route: Route,
-    ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
-        let head = Head::read(route, table, &session.req_header().headers);
-        let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
-        let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
-        timeout(body::ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
-        reader.look_a_little();
-        let named = choose_model(table, reader.search())?;
-        let (routing, head, named) = (&*self.routing, &head, &named);
-        let asked = Asked { routing, table, headers: reader.headers(), head, named, body: reader.search() };
-        let look = asked.look(reader.length());
-        match look {
-            Look::NoFurther => reader.look_no_further(),
-            Look::Further => reader.look_on(),
-            Look::ToTheEnd => {
-                timeout(body::ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??;
-            }
-        }
-        reader.for_replay().await?;
-        let mut body = reader.finish()?;
-        let asked = Asked { routing, table, headers: &session.req_header().headers, head, named, body: &search };
-        let request = asked.engine_request(look, body.bytes_read())?;
-        if let Some(splice) = asked.splice() {
-            body.splice(splice);
-        }
-        Ok((request, body))
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
