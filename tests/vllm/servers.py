@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MODEL = "tiny-agent"
-# A name that agents use. kvpin forwards the body as it is, so the engine has to know an alias too.
+# A name that agents use. kvpin sends it on as it is, so the engine has to know it too.
 ALIAS = "claude-sonnet-4-5"
 MAX_NUM_SEQS = 24
 MAX_MODEL_LEN = 32768
-# 66,560 tokens an engine in blocks of 128: all the conversations of a test at once, so that nothing is evicted and a miss
-# is the routing's doing.
+# Of the CPU build.
+BLOCK_TOKENS = 128
+# 66,560 tokens an engine: all the conversations of a test at once, so that nothing is evicted and a miss is the routing's
+# doing.
 KV_BLOCKS = 520
 
 # About 100 s on two idle cores, three times that when others use them too.
