@@ -169,8 +169,9 @@ class Vllm:
 
 
 @contextlib.contextmanager
-def vllm_fleet(folder, logs, ranks):
-    """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy.
+def vllm_fleet(folder, logs, ranks, options=()):
+    """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy. Of an option that is
+    given here too, vLLM takes the value from `options`.
 
     The last one runs in vLLM's development mode, where `/server_info` tells `max_num_seqs`.
     """
@@ -180,7 +181,7 @@ def vllm_fleet(folder, logs, ranks):
         for number, size in enumerate(ranks):
             port, rpc_port = ports[2 * number], ports[2 * number + 1]
             env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if number == len(ranks) - 1 else "0")
-            command = _vllm_command(Path(folder), port)
+            command = [*_vllm_command(Path(folder), port), *options]
             if size > 1:
                 command += ["--data-parallel-size", str(size), "--data-parallel-rpc-port", str(rpc_port)]
             child = Child(f"vLLM on port {port}", command, Path(logs) / f"vllm-{port}.log", env)
