@@ -15,11 +15,13 @@
 mod access_log;
 mod body;
 mod context;
+mod downstream;
 mod ending;
 mod endpoint;
 mod explain;
 mod identify;
 mod intake;
+mod late;
 mod local;
 mod memory;
 mod refusal;
@@ -84,7 +86,7 @@ impl ProxyHttp for Proxy {
         watchdog::disarm();
         // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
         session.set_pipelining_enabled(false);
-        body::set_timeouts(session, &self.routing.table().config.limits);
+        downstream::set_timeouts(session, &self.routing.table().config.limits);
         context.dialect = Dialect::of_path(session.req_header().uri.path());
         Ok(())
     }
@@ -272,7 +274,7 @@ impl ProxyHttp for Proxy {
         context.lease = None;
         context.body = None;
         if context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming) && session.get_keepalive().is_none() {
-            body::linger(session).await;
+            downstream::linger(session).await;
         }
         watchdog::arm();
     }
@@ -318,7 +320,7 @@ impl Proxy {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         // Once a replica was tried, pingora closes the connection whatever it is told.
         let keeps = context.tried.is_empty() && refusal.keeps_connection();
-        if keeps && body::is_worth_draining(session, &self.routing.table().config.limits) {
+        if keeps && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
