@@ -92,7 +92,7 @@ pub struct ReplicaStatus {
     pub health_age_s: f64,
     /// Why it takes nothing new, whatever its health: `ordered` or `configured`. It is drained when `in_flight` is 0.
     pub drain: Option<String>,
-    /// How much of its work it is given, 1 to 100: less than all for a while after it came back or was restarted.
+    /// How much of its work it is given, 10 to 100: less than all for a while after it came back or was restarted.
     pub ramp_percent: u32,
     /// Restarts of its engine that were seen. With each of them its cache was lost.
     pub restarts: u64,

@@ -39,7 +39,7 @@ pub struct ReplicaSnapshot {
     pub health_age: Duration,
     /// Why it takes nothing new, whatever its health.
     pub drain: Option<DrainReason>,
-    /// How much of its work it is given, 1 to 100: it came back, or was restarted, not long ago.
+    /// How much of its work it is given, 10 to 100: it came back, or was restarted, not long ago.
     pub ramp_percent: u32,
     /// Turns that hold a lease.
     pub in_flight: u32,

@@ -37,6 +37,10 @@ const SUSPECT_MIN: Duration = Duration::from_secs(1);
 /// does, or after its `--shutdown-timeout`.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
+/// What a replica is given at once when it comes back: enough that a small box uses it before the others have many times as
+/// much, and too little for a stampede of cold prefills.
+const RAMP_PERCENT_MIN: u128 = 10;
+
 /// What is known of the life of one replica.
 #[derive(Clone, Debug)]
 pub struct Vitals {
@@ -84,12 +88,12 @@ impl Vitals {
         self.since
     }
 
-    /// The share of its work that it may be given, 1 to 100 percent. It grows with the time since it came back.
+    /// The share of its work that it may be given, 10 to 100 percent. It grows with the time since it came back.
     pub fn ramp_percent(&self, policy: &HealthPolicy, now: Duration) -> u32 {
         let Some(recovered) = self.recovered else { return 100 };
         let past_ms = now.saturating_sub(recovered).as_millis().saturating_mul(100);
         let percent = past_ms.checked_div(policy.ramp.as_millis()).unwrap_or(100);
-        percent.clamp(1, 100) as u32
+        percent.clamp(RAMP_PERCENT_MIN, 100) as u32
     }
 
     /// A restart that was seen and not yet acted on.

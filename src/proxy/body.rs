@@ -12,7 +12,6 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use log::debug;
 use pingora::ErrorType;
 use pingora::http::RequestHeader;
 use pingora::proxy::Session;
@@ -20,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Limits;
 
+use super::late::LateSearch;
 use super::memory::Share;
 use super::refusal::Refusal;
 use super::search::BodySearch;
@@ -55,6 +55,7 @@ pub struct RequestBody {
     /// The limit of a body without an announced length, as it was when the request came.
     bytes_max: Option<usize>,
     splice: Option<Splice>,
+    late: Option<LateSearch>,
     share: Share,
 }
 
@@ -207,6 +208,7 @@ impl<'a> Reader<'a> {
             released: false,
             bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
             splice: None,
+            late: None,
             share: self.share,
         })
     }
@@ -274,6 +276,19 @@ impl RequestBody {
         if let Some(splice) = &mut self.splice {
             splice.begin();
         }
+        if let Some(late) = &mut self.late {
+            late.begin();
+        }
+    }
+
+    /// Goes on with a search that has looked at all that was read.
+    pub fn search_on(&mut self, search: BodySearch) {
+        self.late = Some(LateSearch::new(search, self.read));
+    }
+
+    /// The search that went on, if it has seen the whole body.
+    pub fn searched(&mut self) -> Option<BodySearch> {
+        self.late.take().map(|late| late.search).filter(BodySearch::is_complete)
     }
 
     /// Changes a part of the body on its way.
@@ -309,6 +324,9 @@ impl RequestBody {
             let piece = body.take().unwrap_or_default();
             let fresh = piece.slice(self.repeated.min(piece.len())..);
             *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&[&self.own, &fresh]) });
+        }
+        if let (Some(late), Some(piece)) = (&mut self.late, body.as_ref()) {
+            late.pass(piece);
         }
         if let (Some(splice), Some(piece)) = (&mut self.splice, body.as_mut()) {
             *piece = splice.pass(piece);
@@ -351,24 +369,6 @@ impl RequestBody {
     }
 }
 
-/// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
-/// limit, nor one that its client holds back until it is told to go on.
-pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
-    if session.is_body_done() {
-        return true;
-    }
-    let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
-    !waits && announced_length(&session.req_header().headers).is_none_or(|length| length <= limits.body_bytes_max)
-}
-
-/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
-/// and the client could lose the answer that says why.
-pub async fn linger(session: &mut Session) {
-    if let Err(error) = session.drain_request_body().await {
-        debug!("a refused body did not end: {}", error.etype().as_str());
-    }
-}
-
 /// The length that a head announces for its body; `None` for a chunked one.
 pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
     if headers.contains_key(http::header::TRANSFER_ENCODING) {
@@ -380,17 +380,3 @@ pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
         None => Some(0),
     }
 }
-
-/// How long a body may take to arrive between two reads; pingora's own default is one minute.
-pub fn set_timeouts(session: &mut Session, limits: &Limits) {
-    session.set_read_timeout(Some(limits.body_timeout));
-    session.set_write_timeout(Some(limits.write_timeout));
-    // Where it is off, the request was HTTP/1.0, had ambiguous framing, or the process is shutting down.
-    if session.get_keepalive().is_some() {
-        session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
-    }
-    session.set_total_drain_timeout(Some(DRAIN_MAX));
-}
-
-/// How long the rest of a refused request's body is read to keep its connection.
-const DRAIN_MAX: Duration = Duration::from_secs(5);

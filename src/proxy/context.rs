@@ -12,6 +12,7 @@ use crate::dispatch::{Lease, Model};
 
 use super::body::RequestBody;
 use super::endpoint::Dialect;
+use super::intake::Late;
 use super::refusal::Refusal;
 
 /// One request.
@@ -21,6 +22,10 @@ pub struct Context {
     /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
     pub request: Option<EngineRequest>,
     pub body: Option<RequestBody>,
+    /// What is still to be learned from the rest of the body.
+    pub late: Option<Late>,
+    /// Whether the whole body showed that the turn is none of its conversation's: then it leaves no pin.
+    pub is_side_after_all: bool,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
     /// Replicas that failed this turn.
@@ -98,6 +103,8 @@ impl Context {
             dialect: Dialect::OpenAi,
             request: None,
             body: None,
+            late: None,
+            is_side_after_all: false,
             lease: None,
             tried: Vec::new(),
             reconnected: false,
@@ -113,7 +120,8 @@ impl Context {
     pub fn acquire(&mut self) -> Result<(), Refusal> {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
         let turn = request.turn(&self.tried);
-        self.lease = Some(request.model.dispatcher.acquire(&turn)?);
+        let lease = request.model.dispatcher.acquire(&turn);
+        self.lease = Some(lease.map_err(|reason| Refusal::no_replica(reason, &request.model))?);
         self.reconnected = false;
         Ok(())
     }
@@ -140,6 +148,7 @@ impl Context {
             request.chain = None;
         }
         if self.is_good()
+            && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
             lease.served();
@@ -158,6 +167,11 @@ impl Context {
     pub fn session_id_to_send(&self) -> Option<ConversationKey> {
         let sends = self.request.as_ref()?.model.send_session_id;
         self.lease.as_ref().filter(|_| sends)?.conversation()
+    }
+
+    /// Whether a rank that the client names is for the engine to obey: it may name one, and kvpin doesn't know the ranks.
+    pub fn passes_rank(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.model.client_pins && request.model.engine_balances)
     }
 
     /// Whether the engine has accepted the turn.

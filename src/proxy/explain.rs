@@ -191,11 +191,13 @@ impl Explanation {
         self.note_kind(&head, &engine_request);
         self.note_identity(&asked, &engine_request);
         let turn = engine_request.turn(&[]);
-        let (foreseen, replica) = named.model.dispatcher.with(|balancer, now| {
+        let model = &named.model;
+        let foreseen = model.dispatcher.with(|balancer, now| {
             let foreseen = balancer.foresee(&turn, now)?;
             let spec = balancer.specs().find(|(id, _)| *id == foreseen.replica).map(|(_, spec)| spec.name.clone());
             Ok::<_, balancer::Refusal>((foreseen, spec))
-        })?;
+        });
+        let (foreseen, replica) = foreseen.map_err(|reason| Refusal::no_replica(reason, model))?;
         self.note_decision(&foreseen, replica);
         Ok(())
     }
@@ -208,6 +210,7 @@ impl Explanation {
             sent_as: named.upstream.as_deref().map(str::to_owned),
         });
         if body.is_compressed() {
+            self.looked_at_bytes = 0;
             self.notes.push("the body is compressed: it is not looked into, and the head alone decides".to_owned());
         }
     }

@@ -4,7 +4,7 @@
 //! early_request_filter      limits of the head
 //! request_filter            endpoint, body up to the model and the session, decision -> lease; refusals end here
 //! upstream_peer             the lease's replica; after a failure another one      <-----------.
-//! upstream_request_filter   rank header, nothing that was meant for kvpin                     |
+//! upstream_request_filter   rank, session and length for the engine, nothing meant for kvpin    |
 //! request_body_filter       what was read before, then the rest as it comes                   |
 //! fail_to_connect, error_while_proxy    move on to another replica before the first byte  ----'
 //! response_filter           who served and why
@@ -15,10 +15,13 @@
 mod access_log;
 mod body;
 mod context;
+mod downstream;
 mod ending;
 mod endpoint;
 mod explain;
 mod identify;
+mod intake;
+mod late;
 mod local;
 mod memory;
 mod refusal;
@@ -38,23 +41,21 @@ use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType, Result};
-use tokio::time::timeout;
 
-use crate::dispatch::{Routing, Table};
+use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
-use body::{Reader, RequestBody};
-use context::EngineRequest;
+use body::RequestBody;
 use ending::{log_failure, outcome_of, refusal_of};
-use endpoint::{Dialect, Endpoint, NotServed, Route};
-use identify::{Asked, Head, Look, RANK_HEADER, REPLICA_HEADER, choose_model};
+use endpoint::{Dialect, Endpoint, NotServed};
+use identify::{RANK_HEADER, REPLICA_HEADER};
+use intake::{Intake, Taken, learn_late};
 use memory::Budget;
 use refusal::Refusal;
-use search::BodySearch;
 use upstream::{peer, report_unreachable};
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
@@ -85,7 +86,7 @@ impl ProxyHttp for Proxy {
         watchdog::disarm();
         // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
         session.set_pipelining_enabled(false);
-        body::set_timeouts(session, &self.routing.table().config.limits);
+        downstream::set_timeouts(session, &self.routing.table().config.limits);
         context.dialect = Dialect::of_path(session.req_header().uri.path());
         Ok(())
     }
@@ -131,9 +132,10 @@ impl ProxyHttp for Proxy {
         // kvpin has read or will read the body, so the client was already told to go on.
         upstream.remove_header(&http::header::EXPECT);
         upstream.remove_header(REPLICA_HEADER);
-        upstream.remove_header(RANK_HEADER);
         if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
             upstream.insert_header(RANK_HEADER, rank.to_string())?;
+        } else if !context.passes_rank() {
+            upstream.remove_header(RANK_HEADER);
         }
         if let Some(key) = context.session_id_to_send()
             && !upstream.headers.contains_key(SESSION_HEADER)
@@ -185,12 +187,15 @@ impl ProxyHttp for Proxy {
 
     fn response_body_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         context: &mut Context,
     ) -> Result<Option<Duration>> {
         let begins = end_of_stream || body.as_ref().is_some_and(|chunk| !chunk.is_empty());
+        if begins {
+            learn_late(&self.routing, session, context);
+        }
         if begins && let Some(elapsed) = context.first_byte() {
             self.observe_first_byte(context, elapsed);
         }
@@ -269,7 +274,7 @@ impl ProxyHttp for Proxy {
         context.lease = None;
         context.body = None;
         if context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming) && session.get_keepalive().is_none() {
-            body::linger(session).await;
+            downstream::linger(session).await;
         }
         watchdog::arm();
     }
@@ -301,44 +306,13 @@ impl Proxy {
                 return Ok(Admitted::Answered);
             }
         };
-        let (request, body) = self.read_request(session, &table, route).await?;
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
+        context.late = late;
         context.acquire()?;
         Ok(Admitted::ToReplica)
-    }
-
-    /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
-    async fn read_request(
-        &self,
-        session: &mut Session,
-        table: &Table,
-        route: Route,
-    ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
-        let head = Head::read(route, table, &session.req_header().headers);
-        let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
-        let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
-        timeout(body::ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
-        reader.look_a_little();
-        let named = choose_model(table, reader.search())?;
-        let (routing, head, named) = (&*self.routing, &head, &named);
-        let asked = Asked { routing, table, headers: reader.headers(), head, named, body: reader.search() };
-        let look = asked.look(reader.length());
-        match look {
-            Look::NoFurther => reader.look_no_further(),
-            Look::Further => reader.look_on(),
-            Look::ToTheEnd => {
-                timeout(body::ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??;
-            }
-        }
-        reader.for_replay().await?;
-        let mut body = reader.finish()?;
-        let asked = Asked { routing, table, headers: &session.req_header().headers, head, named, body: &search };
-        let request = asked.engine_request(look, body.bytes_read())?;
-        if let Some(splice) = asked.splice() {
-            body.splice(splice);
-        }
-        Ok((request, body))
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
@@ -346,7 +320,7 @@ impl Proxy {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         // Once a replica was tried, pingora closes the connection whatever it is told.
         let keeps = context.tried.is_empty() && refusal.keeps_connection();
-        if keeps && body::is_worth_draining(session, &self.routing.table().config.limits) {
+        if keeps && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);

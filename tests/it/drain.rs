@@ -121,6 +121,8 @@ async fn what_cannot_be_drained_is_told_apart_by_exit_status_and_says_what_there
     }
     let refused = kvpin.call(&stream("hopeless")).await;
     assert_eq!(refused.status(), 503, "{}", refused.text());
+    let said = format!("no healthy replica of {MODEL}: {first} draining, {second} draining");
+    assert_eq!(refused.json()["error"]["message"], said);
     assert_eq!(turns(&servers[0]).len() + turns(&servers[1]).len(), 0);
 }
 
