@@ -41,6 +41,9 @@ pub struct Pin {
     last_used: Duration,
 }
 
+// A million of them: every 8 bytes more are 8 MB.
+const _: () = assert!(size_of::<Pin>() <= 40);
+
 /// How many conversations are pinned to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
