@@ -164,7 +164,7 @@ fn alias(number: u64) -> ConversationKey {
 
 fn dispatched(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("dispatched");
-    let dispatcher = Arc::new(Dispatcher::new(Clock::start(), Filled::new(4, 100_000).balancer));
+    let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Filled::new(4, 100_000).balancer));
     group.bench_function("one_thread", |bencher| {
         bencher.iter_custom(|turns| serve(&dispatcher, turns));
     });

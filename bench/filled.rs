@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use kvpin::balancer::{Balancer, Bounds, Health, Mode, Outcome, Policy, Ranks, ReplicaSpec, SpillThreshold};
+use kvpin::balancer::{
+    Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, Ranks, ReplicaSpec, SpillThreshold,
+};
 use kvpin::balancer::{Turn, TurnKind};
 use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
@@ -33,7 +35,7 @@ impl Filled {
     pub fn with_room(replicas: u16, pins: u64) -> Filled {
         let mut balancer = Balancer::new(policy(pins), (0..replicas).map(spec).collect(), Duration::ZERO);
         for id in balancer.specs().map(|(id, _)| id).collect::<Vec<_>>() {
-            balancer.set_health(id, Health::Up, Duration::ZERO);
+            balancer.observe(id, Evidence::Answered, Duration::ZERO);
         }
         Filled { balancer, now: Duration::ZERO }
     }
@@ -83,10 +85,12 @@ fn policy(entries_max: u64) -> Policy {
         max_num_seqs: Some(32),
         // A bench of seconds is hours of virtual time, and nothing is to run out meanwhile.
         bounds: Bounds { entries_max: entries_max as usize, idle_max: Duration::MAX },
+        health: HealthPolicy::default(),
     }
 }
 
 fn spec(number: u16) -> ReplicaSpec {
     let authority = format!("127.0.0.1:{}", 8000 + number);
-    ReplicaSpec { name: authority.clone(), address: authority.parse().expect("an address"), authority, rank: None }
+    let address = authority.parse().expect("an address");
+    ReplicaSpec { name: authority.clone(), address, authority, rank: None, drain: false }
 }

@@ -11,7 +11,7 @@
 //!          .----------+-----------.
 //!        proxy      replica     admin       the edges; none of them knows another
 //!   client <-> engine  probe,     /metrics,
-//!   byte for byte      scrape     status
+//!   byte for byte      scrape     status, drain
 //!          '----------+-----------'
 //!                  dispatch   routing table, lock, clock, leases            metrics   what is counted live
 //!                     |
@@ -49,6 +49,8 @@
 //! - One `ArcSwap` holds the routing table. A reload swaps it as a whole or not at all. A model that stays keeps its
 //!   balancer, so its pins, leases and counters.
 //! - One mutex a model, held for a decision only: no await, no log, no formatting inside.
+//! - A replica's health has one judge, [`balancer`]: probes, scrapes and turns only say what they saw. A replica that has
+//!   requests and makes progress is never down for late answers, and a restart of its engine costs no pass over the pins.
 //! - A slot is given back by `Drop`. No way out of a request releases it by hand.
 //! - The response path never buffers, re-encodes or delays a byte. Of a request body nothing is ever changed but
 //!   the one value of `model`, where an alias stands for the engine's name.

@@ -31,6 +31,9 @@ enum Series {
     Gauge(GaugeVec),
 }
 
+/// The words of [`Health::as_str`].
+const HEALTHS: [&str; 6] = ["unknown", "up", "suspect", "down", "draining", "sleeping"];
+
 /// Of the process.
 const PROCESS: &[Family<View>] = &[
     Family {
@@ -86,9 +89,46 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
     Family {
         name: "kvpin_replica_up",
         kind: Kind::Gauge,
-        help: "1 if the replica has been seen up and not down since, else 0.",
+        help: "1 if the replica has been seen up and can be given turns, suspect or not, else 0.",
         label: "",
-        values: |replica| one(f64::from(u8::from(replica.health == Health::Up))),
+        values: |replica| one(f64::from(u8::from(matches!(replica.health, Health::Up | Health::Suspect(_))))),
+    },
+    Family {
+        name: "kvpin_replica_health",
+        kind: Kind::Gauge,
+        help: "1 for the health that the replica has, 0 for the others.",
+        label: "health",
+        values: |replica| {
+            HEALTHS.map(|health| (health, f64::from(u8::from(replica.health.as_str() == health)))).to_vec()
+        },
+    },
+    Family {
+        name: "kvpin_replica_health_reason",
+        kind: Kind::Gauge,
+        help: "1 for the reason why the replica is suspect, down or draining; no series where it is none of these.",
+        label: "reason",
+        values: |replica| replica.health.reason().map(|reason| (reason, 1.0)).into_iter().collect(),
+    },
+    Family {
+        name: "kvpin_replica_draining",
+        kind: Kind::Gauge,
+        help: "1 if an operator or the configuration wants the replica to take nothing new, whatever its health, else 0.",
+        label: "",
+        values: |replica| one(f64::from(u8::from(replica.drain.is_some()))),
+    },
+    Family {
+        name: "kvpin_replica_ramp_ratio",
+        kind: Kind::Gauge,
+        help: "Share of its work that the replica is given: less than 1 for a while after it came back or was restarted.",
+        label: "",
+        values: |replica| one(f64::from(replica.ramp_percent) / 100.0),
+    },
+    Family {
+        name: "kvpin_replica_restarts_total",
+        kind: Kind::Counter,
+        help: "Restarts of the replica's engine that were seen; its cache was lost with each.",
+        label: "",
+        values: |replica| one(replica.counters.restarts as f64),
     },
     Family {
         name: "kvpin_turns_total",
@@ -128,9 +168,14 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
     Family {
         name: "kvpin_conversations",
         kind: Kind::Gauge,
-        help: "Conversations that are pinned to the replica; idle ones had no turn for a minute.",
+        help: "Conversations that are pinned to the replica. Idle ones had no turn for a minute; lost ones none since its cache was lost.",
         label: "state",
-        values: |replica| vec![("active", f64::from(replica.held.active)), ("idle", f64::from(replica.held.idle))],
+        values: |replica| {
+            let held = &replica.held;
+            [("active", held.active), ("idle", held.idle), ("lost", held.lost)]
+                .map(|(state, count)| (state, f64::from(count)))
+                .to_vec()
+        },
     },
     Family {
         name: "kvpin_related_conversations",

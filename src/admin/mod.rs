@@ -1,9 +1,10 @@
-//! The loopback listener for operators: metrics for Prometheus, the status as JSON, liveness.
+//! The loopback listener for operators: metrics for Prometheus, the status as JSON, liveness, and draining.
 //!
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them.
 
 pub mod conversations;
+pub mod drain;
 pub mod metrics;
 pub mod status;
 #[cfg(test)]
@@ -22,7 +23,7 @@ use pingora::protocols::http::ServerSession;
 use pingora::services::listening::Service;
 use serde_json::json;
 
-use crate::balancer::Snapshot;
+use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
 
 pub use status::Status;
@@ -64,6 +65,10 @@ struct Page {
 }
 
 const EXPLAIN: &str = "/api/v1/explain";
+pub const DRAIN: &str = "/api/v1/drain";
+pub const UNDRAIN: &str = "/api/v1/undrain";
+/// The most bytes of an order to drain: two names, of at most 256 and 128 bytes, in JSON.
+const ORDER_BYTES_MAX: usize = 4_096;
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// The version of the exposition format, as Prometheus wants it named.
@@ -78,6 +83,8 @@ const CONTENTS: &str = concat!(
      /api/v1/status         models and replicas as JSON\n\
      /api/v1/conversations  where the newest conversations are pinned, as JSON\n\
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
+     /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
+     /api/v1/undrain        the same the other way round\n\
      /health                200 as long as the process lives\n"
 );
 
@@ -94,9 +101,16 @@ pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied) -> 
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let head = session.req_header();
-        if head.method == Method::POST && head.uri.path() == EXPLAIN {
-            return self.explain(session).await.response(false);
+        let posted = match (&head.method, head.uri.path()) {
+            (&Method::POST, EXPLAIN) => Some(self.explain(session).await),
+            (&Method::POST, DRAIN) => Some(self.order(session, Order::Drain).await),
+            (&Method::POST, UNDRAIN) => Some(self.order(session, Order::Undrain).await),
+            _ => None,
+        };
+        if let Some(page) = posted {
+            return page.response(false);
         }
+        let head = session.req_header();
         let page = self.page(&head.method, head.uri.path());
         let is_head = head.method == Method::HEAD;
         if page.allow.is_some() {
@@ -116,6 +130,7 @@ impl Admin {
             "/api/v1/status" => Self::status,
             "/api/v1/conversations" => Self::conversations,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
+            DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
         };
         if *method != Method::GET && *method != Method::HEAD {
@@ -127,21 +142,31 @@ impl Admin {
     /// Explains the raw request that is the body of this one.
     async fn explain(&self, session: &mut ServerSession) -> Page {
         let limits = &self.routing.table().config.limits;
-        let bytes_max = limits.head_bytes_max + limits.body_bytes_max;
-        let mut request = Vec::new();
-        loop {
-            match session.read_request_body().await {
-                Ok(Some(chunk)) if request.len() + chunk.len() <= bytes_max => request.extend_from_slice(&chunk),
-                Ok(None) => break,
-                Ok(Some(_)) | Err(_) => {
-                    session.set_keepalive(None);
-                    return Page::error(StatusCode::BAD_REQUEST, "the request is too large or did not come whole");
-                }
-            }
-        }
+        let request = match read(session, limits.head_bytes_max + limits.body_bytes_max).await {
+            Ok(request) => request,
+            Err(page) => return page,
+        };
         match (self.proxied.explain)(&request) {
             Ok(explanation) => Page::ok(JSON, explanation),
             Err(reason) => Page::error(StatusCode::BAD_REQUEST, &reason),
+        }
+    }
+
+    /// Drains the replica that the body names, or lets it serve again. Only JSON that says that it is JSON is taken: a page in
+    /// an operator's browser can't send such a request to another origin without asking first.
+    async fn order(&self, session: &mut ServerSession, order: Order) -> Page {
+        let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if !content_type.is_some_and(|value| value.starts_with(JSON)) {
+            session.set_keepalive(None);
+            return Page::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json");
+        }
+        let body = match read(session, ORDER_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(page) => return page,
+        };
+        match drain::order(&self.routing.table(), order, &body) {
+            Ok(answer) => serde_json::to_vec(&answer).map_or_else(Page::failed, |answer| Page::ok(JSON, answer)),
+            Err(refused) => Page::error(refused.status, &refused.message),
         }
     }
 
@@ -174,6 +199,21 @@ impl Admin {
             (Arc::clone(model), snapshot)
         });
         View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
+    }
+}
+
+/// The whole body of a request.
+async fn read(session: &mut ServerSession, bytes_max: usize) -> Result<Vec<u8>, Page> {
+    let mut body = Vec::new();
+    loop {
+        match session.read_request_body().await {
+            Ok(Some(chunk)) if body.len() + chunk.len() <= bytes_max => body.extend_from_slice(&chunk),
+            Ok(None) => return Ok(body),
+            Ok(Some(_)) | Err(_) => {
+                session.set_keepalive(None);
+                return Err(Page::error(StatusCode::BAD_REQUEST, "the request is too large or did not come whole"));
+            }
+        }
     }
 }
 

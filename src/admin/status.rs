@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::balancer::{self, Health, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
+use crate::balancer::{self, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
 use crate::dispatch::Model;
 
 use super::View;
@@ -83,12 +83,19 @@ pub struct ReplicaStatus {
     pub address: String,
     /// The data-parallel rank, where the replica is one of several behind its address.
     pub rank: Option<u16>,
-    /// `unknown`, `up` or `down`.
+    /// `unknown`, `up`, `suspect`, `down`, `draining` or `sleeping`.
     pub health: String,
-    /// Why it is down: `connect_refused`, `connect_timed_out` or `probe_failed`.
+    /// Why it is suspect or down: `connect_refused`, `connect_timed_out`, `probe_failed`, `broke_off`, `failing` or `hung`. Why it
+    /// is draining: `ordered`, `configured` or `shutting_down`.
     pub health_reason: Option<String>,
     /// How long it has had that health.
     pub health_age_s: f64,
+    /// Why it takes nothing new, whatever its health: `ordered` or `configured`. It is drained when `in_flight` is 0.
+    pub drain: Option<String>,
+    /// How much of its work it is given, 10 to 100: less than all for a while after it came back or was restarted.
+    pub ramp_percent: u32,
+    /// Restarts of its engine that were seen. With each of them its cache was lost.
+    pub restarts: u64,
     pub in_flight: u32,
     pub conversations: Conversations,
     /// Turns of conversations that are pinned here.
@@ -127,6 +134,8 @@ pub struct Conversations {
     /// Those of `active` that are a subagent, a child session or a fork of another conversation.
     pub relatives: u32,
     pub idle: u32,
+    /// Pinned before the replica lost its cache, and not used since: they are placed anew with their next turn.
+    pub lost: u32,
 }
 
 /// How the turns of a replica ended.
@@ -215,22 +224,22 @@ impl From<balancer::SpillThreshold> for ConfiguredThreshold {
 impl ReplicaStatus {
     fn of(replica: &ReplicaSnapshot) -> Self {
         let counters = &replica.counters;
-        let health_reason = match replica.health {
-            Health::Down(reason) => Some(reason.as_str().to_owned()),
-            Health::Unknown | Health::Up => None,
-        };
         ReplicaStatus {
             name: replica.spec.name.clone(),
             address: replica.spec.address.to_string(),
             rank: replica.spec.rank,
             health: replica.health.as_str().to_owned(),
-            health_reason,
+            health_reason: replica.health.reason().map(str::to_owned),
             health_age_s: seconds(replica.health_age),
+            drain: replica.drain.map(|reason| reason.as_str().to_owned()),
+            ramp_percent: replica.ramp_percent,
+            restarts: counters.restarts,
             in_flight: replica.in_flight,
             conversations: Conversations {
                 active: replica.held.active,
                 relatives: replica.held.relatives,
                 idle: replica.held.idle,
+                lost: replica.held.lost,
             },
             sticky: counters.sticky,
             placed: counters.placed,

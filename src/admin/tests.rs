@@ -13,8 +13,8 @@ use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Health, Mode, Outcome, Policy, Ranks, ReplicaId, ReplicaSpec, Scrape, SpillThreshold,
-    Turn, TurnKind,
+    Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, Ranks, ReplicaId, ReplicaSpec, Scrape,
+    Signs, SpillThreshold, Turn, TurnKind,
 };
 use crate::config::Config;
 use crate::conversation::{ConversationKey, KeySecret};
@@ -26,11 +26,12 @@ const POLICY: Policy = Policy {
     spill_threshold: SpillThreshold::Auto,
     max_num_seqs: None,
     bounds: Bounds { entries_max: 100, idle_max: Duration::from_secs(3_600) },
+    health: HealthPolicy { failures: 3, successes: 2, hung: Duration::from_secs(30), ramp: Duration::from_secs(30) },
 };
 
 fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
-    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), rank }
+    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), rank, drain: false }
 }
 
 fn turn(key: u64) -> Turn<'static> {
@@ -68,7 +69,7 @@ fn model(name: &str) -> Arc<Model> {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
+        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), balancer)),
     })
 }
 
@@ -95,6 +96,7 @@ fn ranked() -> Balancer {
         prefix_hits_tokens: 999,
         prompt_tokens: 1_000,
         generation_tokens: 70,
+        signs: Signs::default(),
     };
     balancer.scraped(ids[0], scrape);
     balancer

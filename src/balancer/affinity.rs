@@ -2,6 +2,9 @@
 //!
 //! Pins stand in two lists by recency. A conversation that was used within [`ACTIVE_WINDOW`] is *active*: its history
 //! is likely wanted again soon, so it counts as load where it is pinned. The rest are *idle* and only remembered.
+//!
+//! An engine that restarts has lost every history. Its pins lose their claim all at once, without a pass over them: each
+//! carries the replica's *epoch* at the time it was pinned, and one of an older epoch is *lost*.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
@@ -27,6 +30,9 @@ pub struct Pin {
     pub proven: bool,
     /// Whether a second id came to lead to the conversation while it was known by another.
     pub joined: bool,
+    /// The epochs of `replica` and of `previous` when it was pinned there.
+    epoch: u16,
+    previous_epoch: u16,
     /// Turns of the conversation that hold a lease.
     pub in_flight: u16,
     /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
@@ -34,6 +40,9 @@ pub struct Pin {
     has_parent: bool,
     last_used: Duration,
 }
+
+// A million of them: every 8 bytes more are 8 MB.
+const _: () = assert!(size_of::<Pin>() <= 40);
 
 /// How many conversations are pinned to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +53,8 @@ pub struct Held {
     pub relatives: u32,
     /// Older, but still remembered.
     pub idle: u32,
+    /// Pinned before its cache was lost, and not used since.
+    pub lost: u32,
     /// Pinned elsewhere by now, but back here if their turn in flight there fails.
     pub fallback: u32,
 }
@@ -65,6 +76,15 @@ pub struct Affinity {
     idle: Pins,
     /// Indexed by [`ReplicaId`].
     held: Vec<Held>,
+    /// How often each replica has lost its cache, modulo 2^16; indexed likewise, and 0 for those beyond its end.
+    epochs: Vec<u16>,
+}
+
+/// In which list a pin stands.
+#[derive(Clone, Copy, Debug)]
+enum List {
+    Active,
+    Idle,
 }
 
 type Pins = LinkedHashMap<ConversationKey, Pin, BuildHasherDefault<KeyHasher>>;
@@ -97,6 +117,8 @@ impl Pin {
             previous: None,
             proven: false,
             joined: false,
+            epoch: 0,
+            previous_epoch: 0,
             in_flight: 0,
             parent: parent.unwrap_or(ConversationKey(0)),
             has_parent: parent.is_some(),
@@ -117,7 +139,7 @@ impl Pin {
 
 impl Affinity {
     pub fn new(bounds: Bounds) -> Self {
-        Affinity { bounds, active: Pins::default(), idle: Pins::default(), held: Vec::new() }
+        Affinity { bounds, active: Pins::default(), idle: Pins::default(), held: Vec::new(), epochs: Vec::new() }
     }
 
     /// Changes the bounds; entries over the new ones go as turns arrive.
@@ -138,8 +160,30 @@ impl Affinity {
     /// How many conversations on `replica` are active, without those that the next sweep puts to rest. Costs a step for
     /// each of these; a table that is swept with every turn has few.
     pub fn active(&self, replica: ReplicaId, now: Duration) -> u32 {
-        let overdue = self.overdue(now).filter(|pin| pin.in_flight == 0 && pin.replica == replica).count();
+        let overdue =
+            self.overdue(now).filter(|pin| pin.in_flight == 0 && pin.replica == replica && self.has_claim(pin));
+        let overdue = overdue.count();
         self.held(replica).active.saturating_sub(overdue as u32)
+    }
+
+    /// The cache of a replica is gone: no pin has a claim on it any more.
+    pub fn lose_claims(&mut self, replica: ReplicaId) {
+        let held = self.count(replica);
+        *held = Held { lost: held.lost + held.active + held.idle, fallback: held.fallback, ..Held::default() };
+        let index = replica.index();
+        if index >= self.epochs.len() {
+            self.epochs.resize(index + 1, 0);
+        }
+        self.epochs[index] = self.epochs[index].wrapping_add(1);
+    }
+
+    /// Whether the replica of a pin has kept its cache since.
+    pub fn has_claim(&self, pin: &Pin) -> bool {
+        pin.epoch == self.epoch(pin.replica)
+    }
+
+    fn epoch(&self, replica: ReplicaId) -> u16 {
+        self.epochs.get(replica.index()).copied().unwrap_or(0)
     }
 
     /// Whether there is a pin, even one that is past its idle age.
@@ -179,14 +223,18 @@ impl Affinity {
         while self.len() >= self.bounds.entries_max {
             self.forget_oldest();
         }
-        self.put(key, Pin { last_used: now, ..pin })
+        let epoch = self.epoch(pin.replica);
+        self.put(key, Pin { epoch, last_used: now, ..pin })
     }
 
     /// Moves a conversation to another replica; the old one is remembered until the new one has served it.
     pub fn repin(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) -> Option<&mut Pin> {
         let pin = self.take(key)?;
-        let previous = if pin.proven { Some(pin.replica) } else { pin.previous };
-        Some(self.put(key, Pin { replica, previous, proven: false, last_used: now, ..pin }))
+        let (previous, previous_epoch) =
+            if pin.proven { (Some(pin.replica), pin.epoch) } else { (pin.previous, pin.previous_epoch) };
+        let epoch = self.epoch(replica);
+        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used: now, ..pin };
+        Some(self.put(key, pin))
     }
 
     /// `replica` has served a turn of the conversation: if that is where it is pinned, the pin holds from here on.
@@ -204,7 +252,8 @@ impl Affinity {
     pub fn give_up(&mut self, key: ConversationKey, now: Duration) {
         let Some(pin) = self.take(key) else { return };
         if let Some(previous) = pin.previous {
-            self.put(key, Pin { replica: previous, previous: None, proven: true, last_used: now, ..pin });
+            let epoch = pin.previous_epoch;
+            self.put(key, Pin { replica: previous, epoch, previous: None, proven: true, last_used: now, ..pin });
         }
     }
 
@@ -224,7 +273,7 @@ impl Affinity {
             if pin.in_flight > 0 {
                 self.touch(key, now);
             } else if let Some(pin) = self.take(key) {
-                self.count(pin.replica).idle += 1;
+                *self.place_of(&pin, List::Idle) += 1;
                 self.idle.insert(key, pin);
             }
         }
@@ -255,13 +304,14 @@ impl Affinity {
 
     fn take(&mut self, key: ConversationKey) -> Option<Pin> {
         let pin = if let Some(pin) = self.active.remove(&key) {
-            let held = self.count(pin.replica);
-            held.active -= 1;
-            held.relatives -= u32::from(pin.has_parent);
+            *self.place_of(&pin, List::Active) -= 1;
+            if self.is_relative(&pin) {
+                self.count(pin.replica).relatives -= 1;
+            }
             pin
         } else {
             let pin = self.idle.remove(&key)?;
-            self.count(pin.replica).idle -= 1;
+            *self.place_of(&pin, List::Idle) -= 1;
             pin
         };
         if let Some(previous) = pin.previous {
@@ -271,13 +321,30 @@ impl Affinity {
     }
 
     fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
-        let held = self.count(pin.replica);
-        held.active += 1;
-        held.relatives += u32::from(pin.has_parent);
+        *self.place_of(&pin, List::Active) += 1;
+        if self.is_relative(&pin) {
+            self.count(pin.replica).relatives += 1;
+        }
         if let Some(previous) = pin.previous {
             self.count(previous).fallback += 1;
         }
         self.active.entry(key).or_insert(pin)
+    }
+
+    /// The count that a pin in a list is part of.
+    fn place_of(&mut self, pin: &Pin, list: List) -> &mut u32 {
+        let has_claim = self.has_claim(pin);
+        let held = self.count(pin.replica);
+        match list {
+            List::Active if has_claim => &mut held.active,
+            List::Idle if has_claim => &mut held.idle,
+            List::Active | List::Idle => &mut held.lost,
+        }
+    }
+
+    /// Whether a pin that is active counts among the relatives.
+    fn is_relative(&self, pin: &Pin) -> bool {
+        pin.has_parent && self.has_claim(pin)
     }
 
     fn count(&mut self, replica: ReplicaId) -> &mut Held {
@@ -293,11 +360,13 @@ impl Affinity {
     pub fn check_invariants(&self) {
         let mut held = vec![Held::default(); self.held.len()];
         for pin in self.active.values() {
-            held[pin.replica.index()].active += 1;
-            held[pin.replica.index()].relatives += u32::from(pin.has_parent);
+            let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
+            *if has_claim { &mut held.active } else { &mut held.lost } += 1;
+            held.relatives += u32::from(self.is_relative(pin));
         }
         for (key, pin) in &self.idle {
-            held[pin.replica.index()].idle += 1;
+            let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
+            *if has_claim { &mut held.idle } else { &mut held.lost } += 1;
             assert!(!self.active.contains_key(key), "a conversation stands in both lists");
             assert_eq!(pin.in_flight, 0, "a conversation in flight is idle");
         }

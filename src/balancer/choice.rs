@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::Balancer;
-use super::memory::Speaker;
+use super::health::Health;
+use super::memory::{Home, Speaker};
 use super::placement::{Field, Weigh};
 use super::policy::Mode;
 use super::replica::{Membership, Replica, ReplicaId};
@@ -74,17 +75,18 @@ impl Balancer {
         }
     }
 
-    fn choose_pinned(&self, home: ReplicaId, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+    fn choose_pinned(&self, home: Home, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
         if let Some(reason) = self.home_lost(home, turn.tried) {
             return self.place(turn, reason, now);
         }
+        let home = home.replica;
         if !self.can_address(home, turn.ranks) {
             return self.choose_unpinned(turn, Unpinned::RankIgnored, now);
         }
         if self.has_room(home) {
             return Ok(Choice::settled(home, Decision::Sticky));
         }
-        let target = self.field(turn, now).spill_target(home, |replica| self.threshold(replica));
+        let target = self.field(turn, now).spill_target(home);
         Ok(match target {
             Some(target) => Choice::settled(target, Decision::Spilled { from: home }),
             None => Choice::settled(home, Decision::Sticky),
@@ -124,19 +126,23 @@ impl Balancer {
     }
 
     fn field<'a>(&'a self, turn: &Turn<'a>, now: Duration) -> Field<'a> {
-        Field { replicas: &self.replicas, affinity: &self.memory.pins, now, tried: turn.tried }
+        Field { policy: &self.policy, replicas: &self.replicas, affinity: &self.memory.pins, now, tried: turn.tried }
     }
 
-    fn home_lost(&self, home: ReplicaId, tried: &[ReplicaId]) -> Option<Placement> {
-        let replica = &self.replicas[home.index()];
+    fn home_lost(&self, home: Home, tried: &[ReplicaId]) -> Option<Placement> {
+        let replica = &self.replicas[home.replica.index()];
         if replica.membership == Membership::Retired {
-            Some(Placement::HomeRemoved)
-        } else if !replica.serves() {
-            Some(Placement::HomeDown)
-        } else if tried.contains(&home) {
-            Some(Placement::HomeFailed)
-        } else {
-            None
+            return Some(Placement::HomeRemoved);
+        }
+        match replica.health() {
+            Health::Down(_) => Some(Placement::HomeDown),
+            Health::Draining(_) => Some(Placement::HomeDraining),
+            Health::Sleeping => Some(Placement::HomeSleeping),
+            Health::Unknown | Health::Up | Health::Suspect(_) if tried.contains(&home.replica) => {
+                Some(Placement::HomeFailed)
+            }
+            Health::Unknown | Health::Up | Health::Suspect(_) if !home.has_claim => Some(Placement::HomeRestarted),
+            Health::Unknown | Health::Up | Health::Suspect(_) => None,
         }
     }
 

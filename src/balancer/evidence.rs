@@ -1,6 +1,6 @@
 //! What was seen of a replica that says something of its health.
 
-use super::replica::DownReason;
+use super::health::DownReason;
 
 /// One observation, by a probe, a scrape or a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,8 +24,7 @@ impl Balancer {
 
     fn configure_replica(&mut self, spec: Arc<ReplicaSpec>, now: Duration) {
         if let Some(known) = self.replicas.iter_mut().find(|replica| replica.spec.same_engine(&spec)) {
-            known.spec = spec;
-            known.membership = Membership::Configured;
+            known.configure(spec, now);
         } else if let Some(free) = self.unused() {
             self.replicas[free] = Replica::new(spec, now);
         } else {

@@ -25,13 +25,21 @@ pub struct Memory {
     pub histories: Histories,
 }
 
+/// Where a conversation is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    pub replica: ReplicaId,
+    /// Whether the replica may still have its history in its cache. Not if it was restarted since.
+    pub has_claim: bool,
+}
+
 /// The conversation of a turn, and what the memory says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speaker {
     pub conversation: ConversationKey,
     pub recognised: Recognised,
     /// Where the conversation is pinned.
-    pub home: Option<ReplicaId>,
+    pub home: Option<Home>,
     /// The id by which the turn names its conversation, if it does.
     name: Option<ConversationKey>,
     /// Whether `name` becomes an alias once the turn is served: another id of the same turn is what is known.
@@ -84,9 +92,15 @@ impl Memory {
                 let parent = speaker.parent.filter(|parent| *parent != key);
                 Some(self.pins.insert(key, Pin::new(replica, parent), now))
             }
-            Decision::Placed { reason: Placement::HomeDown | Placement::HomeRemoved | Placement::HomeFailed } => {
-                self.pins.repin(key, replica, now)
-            }
+            Decision::Placed {
+                reason:
+                    Placement::HomeDown
+                    | Placement::HomeRemoved
+                    | Placement::HomeFailed
+                    | Placement::HomeRestarted
+                    | Placement::HomeDraining
+                    | Placement::HomeSleeping,
+            } => self.pins.repin(key, replica, now),
             Decision::Sticky | Decision::Spilled { .. } => self.pins.touch(key, now),
             Decision::ClientPinned | Decision::Unpinned { .. } | Decision::Side => return,
         };
@@ -175,8 +189,8 @@ impl Memory {
         // Only one name may join a conversation this way. An id that comes with a second one is shared by several
         // conversations, as a `prompt_cache_key` that stands for a whole application is.
         let joined = turn.other_names().find_map(|other| {
-            let pin = self.pins.peek(other, now).filter(|pin| !pin.joined && self.aliases.may_join(name, other))?;
-            Some(Speaker { conversation: other, home: Some(pin.replica), joins: true, ..alias })
+            self.pins.peek(other, now).filter(|pin| !pin.joined && self.aliases.may_join(name, other))?;
+            Some(Speaker { conversation: other, home: self.home(other, now), joins: true, ..alias })
         });
         joined.unwrap_or(explicit)
     }
@@ -192,7 +206,7 @@ impl Memory {
             // mostly come without their histories. So its length is no reason against it.
             Some(origin) => {
                 let parent = speaker.parent.or(Some(origin));
-                Speaker { extension, parent, fork_home: self.home(origin, now), ..speaker }
+                Speaker { extension, parent, fork_home: self.warm_home(origin, now), ..speaker }
             }
             None => Speaker { extension, ..speaker },
         }
@@ -217,7 +231,7 @@ impl Memory {
             return branch;
         }
         let is_worth_it = known.registered.text_bytes >= FORK_TEXT_BYTES_MIN;
-        let fork_home = if is_worth_it { self.home(origin, now) } else { None };
+        let fork_home = if is_worth_it { self.warm_home(origin, now) } else { None };
         Speaker { parent: turn.parent.or(Some(origin)), fork_home, ..branch }
     }
 
@@ -225,8 +239,14 @@ impl Memory {
         self.histories.longest_known(chain, now, |conversation| self.home(conversation, now).is_some())
     }
 
-    fn home(&self, conversation: ConversationKey, now: Duration) -> Option<ReplicaId> {
-        self.pins.peek(conversation, now).map(|pin| pin.replica)
+    fn home(&self, conversation: ConversationKey, now: Duration) -> Option<Home> {
+        let pin = self.pins.peek(conversation, now)?;
+        Some(Home { replica: pin.replica, has_claim: self.pins.has_claim(pin) })
+    }
+
+    /// Where a conversation's history may still be in a cache.
+    fn warm_home(&self, conversation: ConversationKey, now: Duration) -> Option<ReplicaId> {
+        self.home(conversation, now).filter(|home| home.has_claim).map(|home| home.replica)
     }
 
     /// The conversation was asked for under another name than its own.

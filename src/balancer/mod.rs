@@ -13,31 +13,36 @@ mod affinity;
 mod aliases;
 mod choice;
 mod evidence;
+mod health;
 mod histories;
 mod load;
 mod membership;
 mod memory;
+mod observe;
 mod placement;
 mod policy;
 mod recent;
 mod replica;
+mod silence;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 mod ticket;
 mod turn;
+mod vitals;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
 pub use evidence::Evidence;
-pub use load::{SCRAPE_AGE_MAX, Scrape};
+pub use health::{DownReason, DrainReason, Health, News, Outage, RestartCause};
+pub use load::{SCRAPE_AGE_MAX, Scrape, Signs};
 pub use memory::FORK_TEXT_BYTES_MIN;
-pub use policy::{ASSUMED_MAX_NUM_SEQS, MaxNumSeqsSource, Mode, Policy, SpillThreshold};
-pub use replica::{Counters, DownReason, Health, Membership, ReplicaId, ReplicaSpec};
+pub use observe::Ordered;
+pub use policy::{ASSUMED_MAX_NUM_SEQS, HealthPolicy, MaxNumSeqsSource, Mode, Policy, SpillThreshold};
+pub use replica::{Counters, Membership, Order, ReplicaId, ReplicaSpec};
 pub use snapshot::{ConversationSnapshot, ReplicaSnapshot, Snapshot};
 pub use ticket::{Foreseen, Ticket};
 pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, TurnKind, Unpinned};
@@ -49,6 +54,9 @@ use memory::Memory;
 use placement::Rotation;
 use replica::Replica;
 
+/// News that nobody has taken. The shell takes them after every call, so that this bounds only what a caller without one holds.
+const NEWS_MAX: usize = 1_024;
+
 /// The replicas, pins and counters of one model.
 #[derive(Debug)]
 pub struct Balancer {
@@ -57,6 +65,7 @@ pub struct Balancer {
     memory: Memory,
     rotation: Rotation,
     refused: [u64; Refusal::ALL.len()],
+    news: Vec<News>,
 }
 
 impl Balancer {
@@ -67,6 +76,7 @@ impl Balancer {
             memory: Memory::new(policy.bounds),
             rotation: Rotation::default(),
             refused: [0; Refusal::ALL.len()],
+            news: Vec::new(),
         };
         balancer.reconfigure(policy, specs, now);
         balancer
@@ -102,6 +112,7 @@ impl Balancer {
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
         self.count(ticket);
         self.memory.learn(ticket, now);
+        self.observe(ticket.replica, Evidence::Served, now);
     }
 
     /// The turn has ended: its slot is free again.
@@ -111,44 +122,9 @@ impl Balancer {
         }
         let replica = &mut self.replicas[ticket.replica.index()];
         replica.counters.count_outcome(outcome);
-        replica.load.end();
+        replica.end(now);
+        self.note_drained(ticket.replica);
         self.memory.release(&ticket, now);
-    }
-
-    /// A probe or a turn has shown whether a replica can be reached. Returns whether that is news.
-    pub fn set_health(&mut self, id: ReplicaId, health: Health, now: Duration) -> bool {
-        self.replicas.get_mut(id.index()).is_some_and(|replica| replica.set_health(health, now))
-    }
-
-    /// A server can't be reached: every replica behind its address is down. Returns whether that is news.
-    pub fn server_down(&mut self, address: SocketAddr, reason: DownReason, now: Duration) -> bool {
-        let behind = self.replicas.iter_mut().filter(|replica| replica.spec.address == address);
-        behind.map(|replica| replica.set_health(Health::Down(reason), now)).filter(|is_news| *is_news).count() > 0
-    }
-
-    /// Something was seen of a replica. Returns whether its health is another one now.
-    pub fn observe(&mut self, id: ReplicaId, evidence: Evidence, now: Duration) -> bool {
-        let Some(address) = self.replicas.get(id.index()).map(|replica| replica.spec.address) else { return false };
-        match evidence {
-            Evidence::Answered | Evidence::Served => self.set_health(id, Health::Up, now),
-            Evidence::Unreachable(reason) => self.server_down(address, reason, now),
-            Evidence::ProbeFailed => self.set_health(id, Health::Down(DownReason::ProbeFailed), now),
-            Evidence::BrokeOff | Evidence::Failing | Evidence::Draining => false,
-        }
-    }
-
-    /// A scrape of the replica is being asked for.
-    pub fn scrape_begins(&mut self, id: ReplicaId) {
-        if let Some(replica) = self.replicas.get_mut(id.index()) {
-            replica.load.scrape_begins();
-        }
-    }
-
-    /// What the replica's engine said of itself.
-    pub fn scraped(&mut self, id: ReplicaId, scrape: Scrape) {
-        if let Some(replica) = self.replicas.get_mut(id.index()) {
-            replica.scraped(scrape);
-        }
     }
 
     /// The engine told its `max_num_seqs`. It is used where the configuration has none.
@@ -180,7 +156,8 @@ impl Balancer {
 
     /// Whether any replica can be given a turn and has been seen up.
     pub fn is_ready(&self) -> bool {
-        self.replicas.iter().any(|replica| replica.serves() && replica.health == Health::Up)
+        let seen_up = |replica: &Replica| matches!(replica.health(), Health::Up | Health::Suspect(_));
+        self.replicas.iter().any(|replica| replica.serves() && seen_up(replica))
     }
 
     /// Whether an id leads to a pinned conversation.
@@ -200,7 +177,7 @@ impl Balancer {
 
     /// Takes a choice up: the slot, and what it means for the conversation.
     fn take(&mut self, choice: &Choice, turn: &Turn<'_>, now: Duration) -> Ticket {
-        self.replicas[choice.replica.index()].load.begin();
+        self.replicas[choice.replica.index()].begin(now);
         if choice.by_load {
             self.rotation.turn_past(choice.replica);
         }
@@ -230,6 +207,16 @@ impl Balancer {
         self.memory.check_invariants();
         for replica in &self.replicas {
             assert!(replica.membership == Membership::Configured || !replica.serves(), "a retired replica serves");
+            assert!(
+                replica.health().serves() || !replica.serves(),
+                "a replica serves that is down, draining or asleep"
+            );
         }
+    }
+
+    /// Puts a replica in a state, however it would come to it.
+    #[cfg(test)]
+    pub fn set_health(&mut self, id: ReplicaId, health: Health, now: Duration) {
+        self.replicas[id.index()].vitals.set(health, now);
     }
 }

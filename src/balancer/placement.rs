@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::affinity::Affinity;
+use super::health::Health;
+use super::policy::Policy;
 use super::replica::{Replica, ReplicaId};
 
 /// What counts as load for a choice.
@@ -19,12 +21,22 @@ pub enum Weigh {
 /// whole history, so a small difference is no reason to.
 const CLEARLY_LESS: u32 = 2;
 
+/// Whether a replica is one to give new work to, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Good,
+    /// It came back not long ago, and has as much as it is to have so soon.
+    Ramping,
+    Suspect,
+}
+
 /// Rotates among equals, so that replicas with the same load take turns.
 #[derive(Debug, Default)]
 pub struct Rotation(usize);
 
 /// The replicas of a model, as a choice sees them.
 pub struct Field<'a> {
+    pub policy: &'a Policy,
     pub replicas: &'a [Replica],
     pub affinity: &'a Affinity,
     pub now: Duration,
@@ -40,25 +52,29 @@ impl Rotation {
 }
 
 impl Field<'_> {
-    /// The least loaded replica that may serve, or `None` when there is none. Costs one pass over the replicas.
+    /// The least loaded replica that may serve, or `None` when there is none. A replica that came back not long ago, or is
+    /// suspect, is chosen only where there is no other. Costs one pass over the replicas.
     pub fn least_loaded(&self, weigh: Weigh, rotation: &Rotation) -> Option<ReplicaId> {
         let start = rotation.0;
         let count = self.replicas.len();
         self.open()
             .min_by_key(|(id, replica)| {
                 let distance = (id.index() + count - start % count) % count;
-                (self.weight(*id, replica, weigh), distance)
+                (self.standing(replica), self.weight(*id, replica, weigh), distance)
             })
             .map(|(id, _)| id)
     }
 
-    /// Where a turn may go whose home is over its threshold: the least loaded replica that is under its own threshold
-    /// with this turn and clearly less loaded than home. `threshold` gives each replica's.
-    pub fn spill_target(&self, home: ReplicaId, threshold: impl Fn(&Replica) -> u32) -> Option<ReplicaId> {
+    /// Where a turn may go whose home is over its threshold: the least loaded replica in good standing that is under its own
+    /// threshold with this turn and clearly less loaded than home.
+    pub fn spill_target(&self, home: ReplicaId) -> Option<ReplicaId> {
         let home_pressure = self.replicas.get(home.index())?.load.pressure(self.now);
         self.open()
             .filter(|(id, _)| *id != home)
-            .filter(|(_, replica)| replica.load.in_flight() < threshold(replica))
+            .filter(|(_, replica)| self.standing(replica) == Standing::Good)
+            .filter(|(_, replica)| {
+                replica.load.in_flight() < self.policy.spill_threshold(replica.reported_max_num_seqs)
+            })
             .filter(|(_, replica)| replica.load.pressure(self.now) * CLEARLY_LESS <= home_pressure)
             .min_by_key(|(id, replica)| (self.weight(*id, replica, Weigh::Requests), *id))
             .map(|(id, _)| id)
@@ -82,12 +98,29 @@ impl Field<'_> {
             .filter(|(id, replica)| replica.serves() && !self.tried.contains(id))
     }
 
-    /// Requests first, then KV use: ten tenths of it weigh as much as one request.
-    fn weight(&self, id: ReplicaId, replica: &Replica, weigh: Weigh) -> u32 {
+    /// A replica whose cache is cold computes every history that it is given from the start. So it has a share of its spill
+    /// threshold that grows, but always one turn.
+    fn standing(&self, replica: &Replica) -> Standing {
+        let percent = u64::from(replica.vitals.ramp_percent(&self.policy.health, self.now));
+        let threshold = u64::from(self.policy.spill_threshold(replica.reported_max_num_seqs));
+        match replica.health() {
+            Health::Suspect(_) => Standing::Suspect,
+            _ if percent < 100 && u64::from(replica.load.in_flight()) >= (threshold * percent).div_ceil(100) => {
+                Standing::Ramping
+            }
+            Health::Unknown | Health::Up | Health::Down(_) | Health::Draining(_) | Health::Sleeping => Standing::Good,
+        }
+    }
+
+    /// Requests first, then KV use: ten tenths of it weigh as much as one request. What a replica has weighs the more, the
+    /// smaller the share is that it is to have so far; one request more is counted, so that this holds for an empty one too.
+    fn weight(&self, id: ReplicaId, replica: &Replica, weigh: Weigh) -> u64 {
         let residents = match weigh {
             Weigh::Residents => self.affinity.active(id, self.now),
             Weigh::Requests => 0,
         };
-        (replica.load.pressure(self.now) + residents) * 10 + replica.load.kv_use_tenths(self.now)
+        let requests = u64::from(replica.load.pressure(self.now)) + u64::from(residents) + 1;
+        let percent = u64::from(replica.vitals.ramp_percent(&self.policy.health, self.now));
+        (requests * 10 + u64::from(replica.load.kv_use_tenths(self.now))) * 100 / percent
     }
 }

@@ -1,4 +1,6 @@
-//! How a model wants its turns placed.
+//! How a model wants its turns placed, and its replicas judged.
+
+use std::time::Duration;
 
 use super::affinity::Bounds;
 
@@ -14,6 +16,20 @@ pub struct Policy {
     /// What the engines were started with, where the configuration says so.
     pub max_num_seqs: Option<u32>,
     pub bounds: Bounds,
+    pub health: HealthPolicy,
+}
+
+/// By what a replica is taken down and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthPolicy {
+    /// Failures in a row that take a replica down. At least 1.
+    pub failures: u32,
+    /// Good probes in a row that bring it back. At least 1.
+    pub successes: u32,
+    /// How long a replica may have requests and give no sign of life.
+    pub hung: Duration,
+    /// How long it takes, after it came back, until it is given as much as any other.
+    pub ramp: Duration,
 }
 
 /// Whether conversations are pinned.
@@ -38,6 +54,13 @@ pub enum MaxNumSeqsSource {
     Configured,
     Engine,
     Assumed,
+}
+
+/// As the configuration has it where it says nothing.
+impl Default for HealthPolicy {
+    fn default() -> Self {
+        HealthPolicy { failures: 3, successes: 2, hung: Duration::from_secs(30), ramp: Duration::from_secs(30) }
+    }
 }
 
 impl Policy {

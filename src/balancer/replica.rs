@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::health::{DrainReason, Health};
 use super::load::{Load, Scrape};
+use super::policy::HealthPolicy;
 use super::turn::{Decision, Outcome, Placement};
+use super::vitals::Vitals;
 
 /// The index of a replica within its model. It stays the same as long as the replica is configured, over reloads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,24 +24,16 @@ pub struct ReplicaSpec {
     pub authority: String,
     /// The data-parallel rank of the server behind `address`; `None` for a server with one engine.
     pub rank: Option<u16>,
+    /// Whether the configuration wants it to take nothing new.
+    pub drain: bool,
 }
 
-/// Whether a replica can be given turns.
+/// What an operator tells a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// Not looked at yet. It is given turns: a failure to connect says soon enough if it is down.
-    Unknown,
-    Up,
-    Down(DownReason),
-}
-
-/// What showed that a replica is down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DownReason {
-    ConnectRefused,
-    ConnectTimedOut,
-    /// It accepted a connection but did not answer a probe.
-    ProbeFailed,
+pub enum Order {
+    /// To take no new conversations, and to let go of those it has when their turns have ended.
+    Drain,
+    Undrain,
 }
 
 /// Whether a replica stands in the configuration.
@@ -68,14 +63,18 @@ pub struct Counters {
     pub abandoned: u64,
     /// Turns that it failed before answering and that went on elsewhere.
     pub moved_on: u64,
+    /// Restarts of its engine that were seen.
+    pub restarts: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Replica {
     pub spec: Arc<ReplicaSpec>,
     pub membership: Membership,
-    pub health: Health,
-    pub health_since: Duration,
+    pub vitals: Vitals,
+    /// Whether an operator wants it to take nothing new.
+    is_ordered_to_drain: bool,
+    drain_since: Option<Duration>,
     pub load: Load,
     pub counters: Counters,
     /// The engine's own `max_num_seqs`, where it tells.
@@ -100,57 +99,87 @@ impl ReplicaSpec {
     }
 }
 
-impl DownReason {
-    /// The word used in logs and on the status page.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            DownReason::ConnectRefused => "connect_refused",
-            DownReason::ConnectTimedOut => "connect_timed_out",
-            DownReason::ProbeFailed => "probe_failed",
-        }
-    }
-}
-
-impl Health {
-    /// The word used in logs and on the status page.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Health::Unknown => "unknown",
-            Health::Up => "up",
-            Health::Down(_) => "down",
-        }
-    }
-}
-
 impl Replica {
     pub fn new(spec: Arc<ReplicaSpec>, now: Duration) -> Self {
         Replica {
+            drain_since: spec.drain.then_some(now),
+            is_ordered_to_drain: false,
             spec,
             membership: Membership::Configured,
-            health: Health::Unknown,
-            health_since: now,
+            vitals: Vitals::new(now),
             load: Load::default(),
             counters: Counters::default(),
             reported_max_num_seqs: None,
         }
     }
 
+    /// Takes over what the configuration says of the engine. What an operator has ordered meanwhile stands.
+    pub fn configure(&mut self, spec: Arc<ReplicaSpec>, now: Duration) {
+        self.spec = spec;
+        self.membership = Membership::Configured;
+        self.note_drain(now);
+    }
+
     /// Whether it may be given a turn.
     pub fn serves(&self) -> bool {
-        self.membership == Membership::Configured && !matches!(self.health, Health::Down(_))
+        self.membership == Membership::Configured && self.health().serves()
     }
 
-    pub fn set_health(&mut self, health: Health, now: Duration) -> bool {
-        if self.health == health {
-            return false;
+    /// Its engine's health or, where that would let it take turns, that it is to take nothing new.
+    pub fn health(&self) -> Health {
+        match self.drain_reason() {
+            Some(reason) if self.vitals.health().serves() => Health::Draining(reason),
+            Some(_) | None => self.vitals.health(),
         }
-        self.health = health;
-        self.health_since = now;
-        true
     }
 
-    pub fn scraped(&mut self, scrape: Scrape) {
+    /// Since when it has the health that it has.
+    pub fn health_since(&self) -> Duration {
+        let since = self.vitals.since();
+        match self.drain_since {
+            Some(drained) if self.vitals.health().serves() => drained,
+            Some(_) | None => since,
+        }
+    }
+
+    /// Why it is to take nothing new, whether its engine is well or not.
+    pub fn drain_reason(&self) -> Option<DrainReason> {
+        if self.spec.drain {
+            Some(DrainReason::Configured)
+        } else if self.is_ordered_to_drain {
+            Some(DrainReason::Ordered)
+        } else {
+            None
+        }
+    }
+
+    pub fn order_drain(&mut self, order: Order, now: Duration) {
+        self.is_ordered_to_drain = order == Order::Drain;
+        self.note_drain(now);
+    }
+
+    fn note_drain(&mut self, now: Duration) {
+        self.drain_since = self.drain_reason().map(|_| self.drain_since.unwrap_or(now));
+    }
+
+    pub fn begin(&mut self, now: Duration) {
+        self.load.begin();
+        self.note_occupied(now);
+    }
+
+    pub fn end(&mut self, now: Duration) {
+        self.load.end();
+        self.note_occupied(now);
+    }
+
+    pub fn scraped(&mut self, scrape: Scrape, policy: &HealthPolicy) {
+        self.vitals.scraped(&scrape, self.load.scrape(), policy);
         self.load.scraped(scrape);
+        self.note_occupied(scrape.at);
+    }
+
+    fn note_occupied(&mut self, now: Duration) {
+        self.vitals.set_occupied(self.load.is_occupied(), now);
     }
 }
 
@@ -168,7 +197,12 @@ impl Counters {
             match reason {
                 Placement::New => {}
                 Placement::Forked => self.forked += 1,
-                Placement::HomeDown | Placement::HomeRemoved | Placement::HomeFailed => self.replaced += 1,
+                Placement::HomeDown
+                | Placement::HomeRemoved
+                | Placement::HomeFailed
+                | Placement::HomeRestarted
+                | Placement::HomeDraining
+                | Placement::HomeSleeping => self.replaced += 1,
             }
         }
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::affinity::Held;
+use super::health::{DrainReason, Health};
 use super::load::Scrape;
-use super::replica::{Counters, Health, Membership, ReplicaId, ReplicaSpec};
+use super::replica::{Counters, Membership, ReplicaId, ReplicaSpec};
 use super::turn::Refusal;
 use super::{Balancer, MaxNumSeqsSource, Mode, SpillThreshold};
 
@@ -36,6 +37,10 @@ pub struct ReplicaSnapshot {
     pub health: Health,
     /// How long it has had that health.
     pub health_age: Duration,
+    /// Why it takes nothing new, whatever its health.
+    pub drain: Option<DrainReason>,
+    /// How much of its work it is given, 10 to 100: it came back, or was restarted, not long ago.
+    pub ramp_percent: u32,
     /// Turns that hold a lease.
     pub in_flight: u32,
     /// Conversations pinned to it.
@@ -94,8 +99,10 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
                 id,
                 spec: Arc::clone(&replica.spec),
                 membership: replica.membership,
-                health: replica.health,
-                health_age: now.saturating_sub(replica.health_since),
+                health: replica.health(),
+                health_age: now.saturating_sub(replica.health_since()),
+                drain: replica.drain_reason(),
+                ramp_percent: replica.vitals.ramp_percent(&balancer.policy.health, now),
                 in_flight: replica.load.in_flight(),
                 held: balancer.memory.pins.held(id),
                 spill_threshold: balancer.threshold(replica),

@@ -1,5 +1,6 @@
 //! Facts and properties of the decision core, on a clock that the test holds.
 
+mod health;
 mod histories;
 mod names;
 mod properties;
@@ -383,7 +384,7 @@ fn id(index: usize) -> ReplicaId {
 
 fn spec(index: usize) -> ReplicaSpec {
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], 8000 + index as u16));
-    ReplicaSpec { name: format!("r{index}"), address, authority: address.to_string(), rank: None }
+    ReplicaSpec { name: format!("r{index}"), address, authority: address.to_string(), rank: None, drain: false }
 }
 
 fn policy() -> Policy {
@@ -392,6 +393,7 @@ fn policy() -> Policy {
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: Some(32),
         bounds: Bounds { entries_max: 1000, idle_max: Duration::from_secs(3600) },
+        health: HealthPolicy::default(),
     }
 }
 

@@ -87,6 +87,12 @@ pub enum Placement {
     HomeRemoved,
     /// The replica it was pinned to failed this very turn before answering.
     HomeFailed,
+    /// The replica it was pinned to was restarted since: its cache is empty, so nothing speaks for it.
+    HomeRestarted,
+    /// The replica it was pinned to takes nothing new.
+    HomeDraining,
+    /// The engine of the replica it was pinned to sleeps.
+    HomeSleeping,
 }
 
 /// Why a turn could not be pinned.
@@ -105,11 +111,11 @@ pub enum Unpinned {
 /// Why no replica could be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// Every replica of the model is down.
+    /// Every replica of the model is down, asleep or draining.
     NoReplicaUp,
     /// Every replica that is up has failed this turn.
     EveryReplicaFailed,
-    /// The replica that the client named is down or has failed this turn.
+    /// The replica that the client named is down, asleep or draining, or has failed this turn.
     ClientPinDown,
 }
 
@@ -184,6 +190,9 @@ impl Decision {
                 Placement::HomeDown => "home_down",
                 Placement::HomeRemoved => "home_removed",
                 Placement::HomeFailed => "home_failed",
+                Placement::HomeRestarted => "home_restarted",
+                Placement::HomeDraining => "home_draining",
+                Placement::HomeSleeping => "home_sleeping",
             }),
             Decision::Spilled { .. } => Some("over_threshold"),
             Decision::Unpinned { reason } => Some(match reason {

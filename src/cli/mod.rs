@@ -2,6 +2,7 @@
 
 mod check;
 mod demo;
+mod drain;
 mod explain;
 mod replica;
 mod run;
@@ -41,6 +42,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Have a replica take no new conversations; those it has move elsewhere with their next turn.
+    Drain(drain::DrainArgs),
+    /// Let a drained replica serve again.
+    Undrain(drain::UndrainArgs),
     /// Say which rule recognises a raw HTTP request on stdin, and where it would go.
     Explain(explain::ExplainArgs),
     /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
@@ -65,6 +70,8 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Run { config } => run::run(&config),
         Command::Check { config, json } => check::run(&config, json),
+        Command::Drain(args) => drain::drain(&args),
+        Command::Undrain(args) => drain::undrain(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),

@@ -31,6 +31,19 @@ pub(super) const SCRAPE_INTERVAL: Number = number("scrape_interval_ms", 1000, 50
 /// An agent's turn can run for minutes; ten of them is what a stop should wait for.
 pub(super) const SHUTDOWN_GRACE: Number = number("shutdown_grace_s", 600, 1..=DAY_S);
 
+/// A probe costs the engine's API server well under a millisecond.
+pub(super) const HEALTH_INTERVAL: Number = number("interval_ms", 1000, 50..=60_000);
+/// An API server of vLLM that tokenizes long prompts answers late, and must not be taken for dead for it.
+pub(super) const HEALTH_TIMEOUT: Number = number("timeout_ms", 5000, 50..=60_000);
+/// The price of a wrong verdict is every cache of the server; of a late one, a second try for each turn that finds out.
+pub(super) const HEALTH_FAILURES: Number = number("failures", 3, 1..=100);
+pub(super) const HEALTH_SUCCESSES: Number = number("successes", 2, 1..=100);
+/// vLLM takes from half a minute to some minutes to start, so that asking it every few seconds loses nothing.
+pub(super) const HEALTH_BACKOFF: Number = number("backoff_max_ms", 5000, 50..=300_000);
+/// Longer than any step of an engine, and short beside the 85 minutes for which a hung engine was seen to pass its probes.
+pub(super) const HUNG: Number = number("hung_s", 30, 1..=DAY_S);
+pub(super) const RAMP: Number = number("ramp_s", 30, 1..=HOUR_S);
+
 /// A million tokens of history is about 4 MB of JSON; images come as base64 on top.
 pub(super) const BODY_BYTES: Number = number("body_bytes_max", 32 * MIB, KIB..=4 * GIB);
 /// Pingora refuses a head over 1,048,575 bytes whatever is set here (pingora-core, protocols/http/v1/common.rs).

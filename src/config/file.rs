@@ -19,8 +19,21 @@ pub(super) struct File {
     pub(super) decision_headers: Option<bool>,
     pub(super) scrape_interval_ms: Option<u64>,
     pub(super) shutdown_grace_s: Option<u64>,
+    pub(super) health: HealthFile,
     pub(super) limits: LimitsFile,
     pub(super) models: Ordered<ModelFile>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct HealthFile {
+    pub(super) interval_ms: Option<u64>,
+    pub(super) timeout_ms: Option<u64>,
+    pub(super) failures: Option<u64>,
+    pub(super) successes: Option<u64>,
+    pub(super) backoff_max_ms: Option<u64>,
+    pub(super) hung_s: Option<u64>,
+    pub(super) ramp_s: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -58,6 +71,7 @@ pub(super) struct ReplicaFile {
     pub(super) url: String,
     pub(super) name: Option<String>,
     pub(super) data_parallel_size: Option<u64>,
+    pub(super) drain: Option<bool>,
 }
 
 /// An entry of `aliases`; a plain name is short for one without `upstream`.
@@ -150,6 +164,7 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             url: String,
             name: Option<String>,
             data_parallel_size: Option<u64>,
+            drain: Option<bool>,
         }
 
         struct UrlOrEntry;
@@ -162,12 +177,13 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             }
 
             fn visit_str<E: Error>(self, url: &str) -> Result<ReplicaFile, E> {
-                Ok(ReplicaFile { url: url.to_owned(), name: None, data_parallel_size: None })
+                Ok(ReplicaFile { url: url.to_owned(), name: None, data_parallel_size: None, drain: None })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaFile, A::Error> {
-                let entry = Entry::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ReplicaFile { url: entry.url, name: entry.name, data_parallel_size: entry.data_parallel_size })
+                let Entry { url, name, data_parallel_size, drain } =
+                    Entry::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ReplicaFile { url, name, data_parallel_size, drain })
             }
         }
 

@@ -47,6 +47,8 @@ pub struct Config {
     pub limits: Limits,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
     pub scrape_interval: Duration,
+    /// How replicas are watched, and by what they are taken down and back.
+    pub health: HealthConfig,
     /// How long running requests may go on after a stop was asked for, 1 s to 1 day.
     pub shutdown_grace: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
@@ -76,6 +78,25 @@ pub struct Limits {
     pub replay_memory_bytes_max: usize,
     /// How long, after the decision, a turn waits for the rest of its body to become replayable.
     pub replay_wait: Duration,
+}
+
+/// How replicas are watched, and by what they are taken down and back. Defaults and accepted ranges are in `bounds.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthConfig {
+    /// Between two probes of a replica's /health.
+    pub interval: Duration,
+    /// How long the answer to a probe or to a scrape may take.
+    pub timeout: Duration,
+    /// Failures in a row that take a replica down.
+    pub failures: u32,
+    /// Good probes in a row that bring it back.
+    pub successes: u32,
+    /// The longest time between two probes of a replica that is down; they become rarer up to it.
+    pub backoff_max: Duration,
+    /// How long a replica may have requests while neither its engine makes a step nor a response goes on.
+    pub hung: Duration,
+    /// How long it takes, after it came back, until a replica is given as much as any other.
+    pub ramp: Duration,
 }
 
 /// A served name with its replicas and its policy.
@@ -146,6 +167,8 @@ pub struct ReplicaConfig {
     pub rank: Option<u16>,
     /// How many ranks its server has, 1 to 1024.
     pub data_parallel_size: u16,
+    /// Whether it takes nothing new.
+    pub drain: bool,
 }
 
 impl Config {
@@ -172,8 +195,9 @@ impl Config {
             ));
         }
         if let Some(address) = self.admin.filter(|a| !a.ip().is_loopback()) {
-            warnings
-                .push(format!("admin {address}: anyone who reaches this address can read the status and the metrics"));
+            warnings.push(format!(
+                "admin {address}: anyone who reaches this address can read the status and drain replicas"
+            ));
         }
         warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
         warnings

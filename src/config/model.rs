@@ -34,6 +34,7 @@ struct Server {
     address: SocketAddr,
     authority: String,
     data_parallel_size: u16,
+    drain: bool,
 }
 
 pub(super) fn path(name: &str) -> Path {
@@ -96,6 +97,7 @@ impl Server {
             authority: self.authority.clone(),
             rank,
             data_parallel_size: self.data_parallel_size,
+            drain: self.drain,
         }
     }
 
@@ -167,6 +169,7 @@ fn server(path: Path, entry: ReplicaFile, resolve: Resolve<'_>, problems: &mut P
         authority,
         // Lossless: its bound is 1024.
         data_parallel_size: size as u16,
+        drain: entry.drain.unwrap_or(false),
     })
 }
 

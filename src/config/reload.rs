@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::{Config, Limits, ModelConfig, ReplicaConfig};
+use super::{Config, HealthConfig, Limits, ModelConfig, ReplicaConfig};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
 /// it is used.
@@ -46,6 +46,7 @@ impl Config {
             default_model,
             session_headers,
             decision_headers,
+            health,
             limits,
             scrape_interval,
             shutdown_grace,
@@ -60,8 +61,24 @@ impl Config {
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
         ];
+        settings.extend(health.settings());
         settings.extend(limits.settings());
         settings
+    }
+}
+
+impl HealthConfig {
+    fn settings(&self) -> [Setting; 7] {
+        let HealthConfig { interval, timeout, failures, successes, backoff_max, hung, ramp } = self;
+        [
+            ("health.interval_ms", millis(interval)),
+            ("health.timeout_ms", millis(timeout)),
+            ("health.failures", failures.to_string()),
+            ("health.successes", successes.to_string()),
+            ("health.backoff_max_ms", millis(backoff_max)),
+            ("health.hung_s", seconds(hung)),
+            ("health.ramp_s", seconds(ramp)),
+        ]
     }
 }
 
@@ -149,13 +166,14 @@ impl ReplicaConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 4] {
-        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size } = self;
+    fn settings(&self) -> [Setting; 5] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
             ("rank", or_none(rank.as_ref())),
             ("data_parallel_size", data_parallel_size.to_string()),
+            ("drain", drain.to_string()),
         ]
     }
 }

@@ -59,8 +59,19 @@ fn the_shortest_file_gets_every_default() {
         authority: format!("127.0.0.1:{port}"),
         rank: None,
         data_parallel_size: 1,
+        drain: false,
+    };
+    let health = HealthConfig {
+        interval: Duration::from_secs(1),
+        timeout: Duration::from_secs(5),
+        failures: 3,
+        successes: 2,
+        backoff_max: Duration::from_secs(5),
+        hung: Duration::from_secs(30),
+        ramp: Duration::from_secs(30),
     };
     let expected = Config {
+        health,
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
         default_model: None,

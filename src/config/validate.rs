@@ -9,10 +9,10 @@ use http::HeaderName;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{Bytes, File, LimitsFile, Listen, ModelFile, Ordered};
+use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
 use super::locate::Path;
 use super::url::Resolve;
-use super::{Config, Limits, ModelConfig, model};
+use super::{Config, HealthConfig, Limits, ModelConfig, model};
 
 /// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -25,6 +25,7 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     let mut problems = Problems::default();
     let listen = listen(file.listen, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
+    let health = health(&file.health, &mut problems);
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
@@ -41,11 +42,34 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
         default_model: file.default_model,
         session_headers,
         decision_headers: file.decision_headers.unwrap_or(true),
+        health,
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
         models,
     })
+}
+
+fn health(file: &HealthFile, problems: &mut Problems) -> HealthConfig {
+    let at = Path::default().key("health");
+    let mut number = |bound, given| problems.number(&at, bound, given);
+    // Lossless: their bound is 100.
+    let count = |number: u64| number as u32;
+    let health = HealthConfig {
+        interval: Duration::from_millis(number(&bounds::HEALTH_INTERVAL, file.interval_ms)),
+        timeout: Duration::from_millis(number(&bounds::HEALTH_TIMEOUT, file.timeout_ms)),
+        failures: count(number(&bounds::HEALTH_FAILURES, file.failures)),
+        successes: count(number(&bounds::HEALTH_SUCCESSES, file.successes)),
+        backoff_max: Duration::from_millis(number(&bounds::HEALTH_BACKOFF, file.backoff_max_ms)),
+        hung: Duration::from_secs(number(&bounds::HUNG, file.hung_s)),
+        ramp: Duration::from_secs(number(&bounds::RAMP, file.ramp_s)),
+    };
+    if health.backoff_max < health.interval {
+        let reason =
+            "it is shorter than interval_ms: a replica that is down would be probed more often than one that is up";
+        problems.add(at.key(bounds::HEALTH_BACKOFF.bound.key), reason);
+    }
+    health
 }
 
 pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {

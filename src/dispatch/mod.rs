@@ -8,9 +8,10 @@ mod routing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::info;
 use parking_lot::Mutex;
 
-use crate::balancer::{Balancer, Decision, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+use crate::balancer::{Balancer, Decision, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
 use crate::conversation::ConversationKey;
 
 pub use routing::{Model, Named, Reloaded, Routing, Table};
@@ -24,6 +25,8 @@ pub struct Clock {
 /// One model's balancer behind its lock.
 #[derive(Debug)]
 pub struct Dispatcher {
+    /// The model's name, for the log.
+    model: String,
     clock: Clock,
     balancer: Mutex<Balancer>,
 }
@@ -52,8 +55,8 @@ impl Clock {
 }
 
 impl Dispatcher {
-    pub fn new(clock: Clock, balancer: Balancer) -> Self {
-        Dispatcher { clock, balancer: Mutex::new(balancer) }
+    pub fn new(model: &str, clock: Clock, balancer: Balancer) -> Self {
+        Dispatcher { model: model.to_owned(), clock, balancer: Mutex::new(balancer) }
     }
 
     /// Decides where a turn goes and takes its slot.
@@ -76,11 +79,32 @@ impl Dispatcher {
         })
     }
 
-    /// Runs `f` on the balancer under its lock. The clock is read inside, so that time never goes back between calls.
+    /// Runs `f` on the balancer under its lock. The clock is read inside, so that time never goes back between calls. What
+    /// happened to the replicas is logged behind the lock, whoever saw it.
     pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> R {
         let mut balancer = self.balancer.lock();
         let now = self.clock.now();
-        f(&mut balancer, now)
+        let result = f(&mut balancer, now);
+        let news = balancer.take_news();
+        drop(balancer);
+        news.iter().for_each(|news| self.log(news));
+        result
+    }
+
+    fn log(&self, news: &News) {
+        let model = &self.model;
+        match news {
+            News::Changed { replica, was, is, after } => {
+                let reason = is.reason().map_or(String::new(), |reason| format!(" reason={reason}"));
+                let (name, was, is, after_s) = (&replica.name, was.as_str(), is.as_str(), after.as_secs());
+                info!("model={model} replica={name} is {is}{reason} was={was} after_s={after_s}");
+            }
+            News::Restarted { replica, cause } => {
+                let (name, cause) = (&replica.name, cause.as_str());
+                info!("model={model} replica={name} was restarted cause={cause}: its cache is empty");
+            }
+            News::Drained { replica } => info!("model={model} replica={} is drained", replica.name),
+        }
     }
 }
 

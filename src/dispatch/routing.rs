@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
-use crate::balancer::{self, Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
-use crate::config::{self, Balancing, Config, ModelConfig};
+use crate::balancer::{self, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
+use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::metrics::Metrics;
 
@@ -70,7 +70,8 @@ pub enum Reloaded {
 impl Routing {
     pub fn new(config: Config, key_secret: KeySecret, metrics: Metrics) -> Self {
         let clock = Clock::start();
-        let table = Table::build(config, |model| new_dispatcher(model, clock));
+        let health = health_policy(&config);
+        let table = Table::build(config, |model| new_dispatcher(model, health, clock));
         Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics }
     }
 
@@ -96,12 +97,14 @@ impl Routing {
             return Reloaded::NeedsRestart(fixed);
         }
         let changes = old.config.changes(&config);
+        let health = health_policy(&config);
         let table = Table::build(config, |model| match old.model_named(&model.name) {
             Some(known) => {
-                known.dispatcher.with(|balancer, now| balancer.reconfigure(policy(model), specs(model), now));
+                let policy = policy(model, health);
+                known.dispatcher.with(|balancer, now| balancer.reconfigure(policy, specs(model), now));
                 Arc::clone(&known.dispatcher)
             }
-            None => new_dispatcher(model, self.clock),
+            None => new_dispatcher(model, health, self.clock),
         });
         self.table.store(Arc::new(table));
         Reloaded::Applied(changes)
@@ -152,14 +155,19 @@ impl Model {
     }
 }
 
-fn new_dispatcher(model: &ModelConfig, clock: Clock) -> Arc<Dispatcher> {
-    Arc::new(Dispatcher::new(clock, Balancer::new(policy(model), specs(model), clock.now())))
+fn new_dispatcher(model: &ModelConfig, health: HealthPolicy, clock: Clock) -> Arc<Dispatcher> {
+    Arc::new(Dispatcher::new(&model.name, clock, Balancer::new(policy(model, health), specs(model), clock.now())))
 }
 
 // What `check` says of a file must be what the balancer does; neither may know the other.
 const _: () = assert!(ModelConfig::ASSUMED_MAX_NUM_SEQS == balancer::ASSUMED_MAX_NUM_SEQS);
 
-fn policy(model: &ModelConfig) -> Policy {
+fn health_policy(config: &Config) -> HealthPolicy {
+    let HealthConfig { failures, successes, hung, ramp, .. } = config.health;
+    HealthPolicy { failures, successes, hung, ramp }
+}
+
+fn policy(model: &ModelConfig, health: HealthPolicy) -> Policy {
     Policy {
         mode: match (model.affinity, model.balancing) {
             (true, _) => Mode::Affinity,
@@ -172,6 +180,7 @@ fn policy(model: &ModelConfig) -> Policy {
         },
         max_num_seqs: model.max_num_seqs,
         bounds: Bounds { entries_max: model.conversations_max, idle_max: model.conversation_idle },
+        health,
     }
 }
 
@@ -184,6 +193,7 @@ fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
             address: replica.address,
             authority: replica.authority.clone(),
             rank: replica.rank,
+            drain: replica.drain,
         })
         .collect()
 }

@@ -120,7 +120,8 @@ impl Context {
     pub fn acquire(&mut self) -> Result<(), Refusal> {
         let Some(request) = &self.request else { return Err(Refusal::Internal) };
         let turn = request.turn(&self.tried);
-        self.lease = Some(request.model.dispatcher.acquire(&turn)?);
+        let lease = request.model.dispatcher.acquire(&turn);
+        self.lease = Some(lease.map_err(|reason| Refusal::no_replica(reason, &request.model))?);
         self.reconnected = false;
         Ok(())
     }

@@ -191,11 +191,13 @@ impl Explanation {
         self.note_kind(&head, &engine_request);
         self.note_identity(&asked, &engine_request);
         let turn = engine_request.turn(&[]);
-        let (foreseen, replica) = named.model.dispatcher.with(|balancer, now| {
+        let model = &named.model;
+        let foreseen = model.dispatcher.with(|balancer, now| {
             let foreseen = balancer.foresee(&turn, now)?;
             let spec = balancer.specs().find(|(id, _)| *id == foreseen.replica).map(|(_, spec)| spec.name.clone());
             Ok::<_, balancer::Refusal>((foreseen, spec))
-        })?;
+        });
+        let (foreseen, replica) = foreseen.map_err(|reason| Refusal::no_replica(reason, model))?;
         self.note_decision(&foreseen, replica);
         Ok(())
     }

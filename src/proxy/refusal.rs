@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::balancer;
+use crate::dispatch::Model;
 
 use super::endpoint::Dialect;
 
@@ -47,7 +48,12 @@ pub enum Refusal {
     /// The request memory of all turns together is used up.
     OutOfMemory,
     /// The balancer has no replica for the turn.
-    NoReplica(balancer::Refusal),
+    NoReplica {
+        reason: balancer::Refusal,
+        model: String,
+        /// What is wrong with each of the replicas.
+        outage: String,
+    },
     /// A replica was reached but broke off before it answered, and the turn can't go elsewhere.
     ReplicaFailed {
         replica: String,
@@ -81,6 +87,12 @@ const RETRY_AFTER_S: u32 = 1;
 const NAMES_MAX: usize = 20;
 
 impl Refusal {
+    /// The model's balancer has no replica for the turn.
+    pub fn no_replica(reason: balancer::Refusal, model: &Model) -> Self {
+        let outage = model.dispatcher.with(|balancer, now| balancer.outage(now));
+        Refusal::NoReplica { reason, model: model.name.clone(), outage: outage.to_string() }
+    }
+
     /// The word used in logs and metric labels.
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -97,7 +109,7 @@ impl Refusal {
             Refusal::TwoModels => "two_models",
             Refusal::UnknownReplica { .. } => "unknown_replica",
             Refusal::OutOfMemory => "out_of_memory",
-            Refusal::NoReplica(reason) => reason.as_str(),
+            Refusal::NoReplica { reason, .. } => reason.as_str(),
             Refusal::ReplicaFailed { .. } => "replica_failed",
             Refusal::Internal => "internal",
         }
@@ -150,7 +162,7 @@ impl Refusal {
             | Refusal::UnknownModel { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. }
-            | Refusal::NoReplica(_) => true,
+            | Refusal::NoReplica { .. } => true,
         }
     }
 
@@ -174,7 +186,7 @@ impl Refusal {
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. } => bad_request(400),
-            Refusal::OutOfMemory | Refusal::NoReplica(_) => kind(503, "server_error", "overloaded_error"),
+            Refusal::OutOfMemory | Refusal::NoReplica { .. } => kind(503, "server_error", "overloaded_error"),
             Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
             Refusal::Internal => kind(500, "server_error", "api_error"),
         }
@@ -220,17 +232,23 @@ impl Refusal {
                 format!("There is no replica `{named}` of this model. Replicas: {}.", names(known))
             }
             Refusal::OutOfMemory => "Too many request bodies are being held at once; try again.".into(),
-            Refusal::NoReplica(balancer::Refusal::NoReplicaUp) => "No replica of this model is up; try again.".into(),
-            Refusal::NoReplica(balancer::Refusal::EveryReplicaFailed) => {
-                "Every replica of this model failed this request; try again.".into()
-            }
-            Refusal::NoReplica(balancer::Refusal::ClientPinDown) => {
-                "The replica that the request names is down; try again, or name no replica.".into()
-            }
+            Refusal::NoReplica { reason, model, outage } => no_replica(*reason, model, outage),
             Refusal::ReplicaFailed { replica } => {
                 format!("The replica {replica} broke off before it answered.")
             }
             Refusal::Internal => "kvpin failed to handle this request.".into(),
+        }
+    }
+}
+
+fn no_replica(reason: balancer::Refusal, model: &str, outage: &str) -> String {
+    match reason {
+        balancer::Refusal::NoReplicaUp => format!("no healthy replica of {model}: {outage}"),
+        balancer::Refusal::EveryReplicaFailed => {
+            format!("Every healthy replica of {model} failed this request ({outage}); try again.")
+        }
+        balancer::Refusal::ClientPinDown => {
+            format!("The replica that the request names takes no turns ({outage}); try again, or name no replica.")
         }
     }
 }
@@ -243,14 +261,8 @@ fn names(names: &[String]) -> String {
     text
 }
 
-impl From<balancer::Refusal> for Refusal {
-    fn from(reason: balancer::Refusal) -> Self {
-        Refusal::NoReplica(reason)
-    }
-}
-
 /// The names that clients may use, for an error that lists them.
-pub fn served_names(models: &[Arc<crate::dispatch::Model>]) -> Vec<String> {
+pub fn served_names(models: &[Arc<Model>]) -> Vec<String> {
     models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases)).cloned().collect()
 }
 
@@ -260,13 +272,16 @@ mod tests {
 
     #[test]
     fn overload_is_503_with_a_retry_in_both_dialects() {
-        let refusal = Refusal::NoReplica(balancer::Refusal::NoReplicaUp);
+        let outage = "r0 down (connection refused) for 12 s, r1 draining".to_owned();
+        let refusal = Refusal::NoReplica { reason: balancer::Refusal::NoReplicaUp, model: "m".to_owned(), outage };
         let anthropic = refusal.answer(Dialect::Anthropic);
         assert_eq!((anthropic.status, anthropic.retry_after_s), (503, Some(1)));
         assert!(anthropic.body.contains(r#""type":"overloaded_error""#), "{}", anthropic.body);
         let openai = refusal.answer(Dialect::OpenAi);
         assert_eq!(openai.status, 503);
         assert!(openai.body.contains(r#""code":"no_replica_up""#), "{}", openai.body);
+        let said = "no healthy replica of m: r0 down (connection refused) for 12 s, r1 draining";
+        assert!(anthropic.body.contains(said) && openai.body.contains(said), "{}", openai.body);
     }
 
     #[test]

@@ -3,12 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use log::warn;
 use pingora::protocols::TcpKeepalive;
 use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
 use pingora::{Error, ErrorType};
 
-use crate::balancer::DownReason;
+use crate::balancer::{DownReason, Evidence};
 use crate::config::Limits;
 
 use super::context::Context;
@@ -47,8 +46,6 @@ pub fn report_unreachable(context: &Context, error: &Error) {
         ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => DownReason::ConnectRefused,
         _ => return,
     };
-    let address = lease.replica().address;
-    if request.model.dispatcher.with(|balancer, now| balancer.server_down(address, reason, now)) {
-        warn!("model={} server={address} is down: {}", request.model.name, reason.as_str());
-    }
+    let (id, evidence) = (lease.id(), Evidence::Unreachable(reason));
+    request.model.dispatcher.with(|balancer, now| balancer.observe(id, evidence, now));
 }

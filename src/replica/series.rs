@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 /// documented deployments have 32 ranks behind one server.
 pub const ENGINES_MAX: usize = 1_024;
 
+/// The count of vLLM's histogram of tokens a step (`v1/metrics/loggers.py`).
+const STEPS: &str = "iteration_tokens_total_count";
+
 /// What one engine says of itself. Counters count since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineSeries {
@@ -22,7 +25,12 @@ pub struct EngineSeries {
     pub prefix_hits_tokens: u64,
     pub prompt_tokens: u64,
     pub prompt_cached_tokens: u64,
-    pub generation_tokens: u64,
+    /// `None` where the engine doesn't say.
+    pub generation_tokens: Option<u64>,
+    /// Steps that brought forth a token; `None` where the engine doesn't say.
+    pub steps: Option<u64>,
+    /// `None` where the engine doesn't say.
+    pub is_asleep: Option<bool>,
     pub preemptions: u64,
     /// Tokens of a KV block; `None` where the engine doesn't say.
     pub block_tokens: Option<u64>,
@@ -80,7 +88,11 @@ fn take(engines: &mut BTreeMap<u16, EngineSeries>, name: &str, sample: &Sample<'
 }
 
 fn is_wanted(name: &str) -> bool {
-    name == "cache_config_info" || name == "kv_cache_usage_perc" || EngineSeries::default().count_named(name).is_some()
+    let is_of_a_kind = matches!(
+        name,
+        "cache_config_info" | "kv_cache_usage_perc" | "engine_sleep_state" | "generation_tokens" | STEPS
+    );
+    is_of_a_kind || EngineSeries::default().count_named(name).is_some()
 }
 
 impl EngineSeries {
@@ -93,12 +105,24 @@ impl EngineSeries {
     }
 
     fn set(&mut self, name: &str, sample: &Sample<'_>) {
-        if name == "cache_config_info" {
-            self.set_cache_config(sample.labels);
-        } else if name == "kv_cache_usage_perc" {
-            self.kv_use = sample.value.clamp(0.0, 1.0);
-        } else if let Some(count) = self.count_named(name) {
-            *count = whole(sample.value);
+        match name {
+            "cache_config_info" => self.set_cache_config(sample.labels),
+            "kv_cache_usage_perc" => self.kv_use = sample.value.clamp(0.0, 1.0),
+            "engine_sleep_state" => self.set_sleep_state(sample),
+            "generation_tokens" => self.generation_tokens = Some(whole(sample.value)),
+            STEPS => self.steps = Some(whole(sample.value)),
+            _ => {
+                if let Some(count) = self.count_named(name) {
+                    *count = whole(sample.value);
+                }
+            }
+        }
+    }
+
+    /// One series says whether it is awake; the others say how it sleeps.
+    fn set_sleep_state(&mut self, sample: &Sample<'_>) {
+        if Labels(sample.labels).any(|pair| pair == ("sleep_state", "awake")) {
+            self.is_asleep = Some(sample.value == 0.0);
         }
     }
 
@@ -121,7 +145,6 @@ impl EngineSeries {
             "prefix_cache_hits" => &mut self.prefix_hits_tokens,
             "prompt_tokens" => &mut self.prompt_tokens,
             "prompt_tokens_cached" => &mut self.prompt_cached_tokens,
-            "generation_tokens" => &mut self.generation_tokens,
             "num_preemptions" => &mut self.preemptions,
             _ => return None,
         })
@@ -221,6 +244,12 @@ vllm:prompt_tokens_total{engine="0",model_name="tiny-agent"} 13053.0
 vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny-agent",source="local_compute"} 8093.0
 vllm:prompt_tokens_cached_total{engine="0",model_name="tiny-agent"} 4960.0
 vllm:generation_tokens_total{engine="0",model_name="tiny-agent"} 2.6e+01
+vllm:iteration_tokens_total_sum{engine="0",model_name="tiny-agent"} 13079.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="tiny-agent"} 30.0
+vllm:iteration_tokens_total_count{engine="0",model_name="tiny-agent"} 30.0
+vllm:engine_sleep_state{engine="0",model_name="tiny-agent",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="tiny-agent",sleep_state="discard_all"} 0.0
+vllm:engine_sleep_state{engine="1",model_name="tiny-agent",sleep_state="awake"} 0.0
 vllm:cache_config_info{block_size="32",engine="0",kv_cache_dtype_skip_layers="[]",kv_cache_size_tokens="35200",num_gpu_blocks="2200",num_gpu_blocks_override="1100"} 1.0
 vllm:cache_config_info{block_size="32",engine="1",kv_cache_size_tokens="None",num_gpu_blocks="2200",num_gpu_blocks_override="1100"} 1.0
 "#;
@@ -237,7 +266,9 @@ vllm:cache_config_info{block_size="32",engine="1",kv_cache_size_tokens="None",nu
             prefix_hits_tokens: 4_960,
             prompt_tokens: 13_053,
             prompt_cached_tokens: 4_960,
-            generation_tokens: 26,
+            generation_tokens: Some(26),
+            steps: Some(30),
+            is_asleep: Some(false),
             preemptions: 0,
             block_tokens: Some(32),
             server_blocks: Some(2_200),
@@ -246,6 +277,7 @@ vllm:cache_config_info{block_size="32",engine="1",kv_cache_size_tokens="None",nu
         };
         assert_eq!(engines[&0], expected);
         assert_eq!((engines[&1].prefix_hits_tokens, engines[&1].preemptions), (7_936, 8));
+        assert_eq!((engines[&1].steps, engines[&1].is_asleep), (None, Some(true)));
     }
 
     #[test]

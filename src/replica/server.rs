@@ -41,6 +41,15 @@ pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
     servers
 }
 
+impl Server {
+    /// Runs `f` on the balancer of each replica.
+    pub fn each(&self, f: impl Fn(&mut Balancer, ReplicaId, Duration)) {
+        for replica in &self.replicas {
+            replica.with(|balancer, now| f(balancer, replica.id, now));
+        }
+    }
+}
+
 impl Replica {
     /// Runs `f` on the replica's balancer. `None` if a reload has meanwhile given the replica's id to another engine.
     pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> Option<R> {

@@ -12,11 +12,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::client::{ANSWER_BYTES_MAX, Client, Failure, Patience};
+use super::probe::{Question, learn_max_num_seqs, probe};
+use super::scrape::scrape;
 use super::server::{Replica, Server};
-use super::visit::{Memory, learn_max_num_seqs, visit};
 use super::watch;
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Health, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot, ReplicaSpec, SpillThreshold,
+    Balancer, Bounds, DownReason, Evidence, Health, HealthPolicy, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot,
+    ReplicaSpec, SpillThreshold,
 };
 use crate::config::Config;
 use crate::conversation::KeySecret;
@@ -125,20 +127,31 @@ fn metrics_only(body: &'static str) -> impl Fn(&str) -> Answer + Send + Sync + '
     move |path| if path == "/metrics" { page(body) } else { not_found() }
 }
 
+fn policy() -> Policy {
+    Policy {
+        mode: Mode::Affinity,
+        spill_threshold: SpillThreshold::Auto,
+        max_num_seqs: None,
+        bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(60) },
+        health: HealthPolicy::default(),
+    }
+}
+
+/// A scrape and then a probe.
+async fn look(client: &Client, server: &Server) -> Evidence {
+    scrape(client, server, PATIENCE).await;
+    probe(client, server, PATIENCE).await
+}
+
 fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
     let specs = ranks.iter().map(|rank| ReplicaSpec {
         name: rank.map_or("only".to_owned(), |rank| format!("rank-{rank}")),
         address,
         authority: address.to_string(),
         rank: *rank,
+        drain: false,
     });
-    let policy = Policy {
-        mode: Mode::Affinity,
-        spill_threshold: SpillThreshold::Auto,
-        max_num_seqs: None,
-        bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(60) },
-    };
-    let balancer = Balancer::new(policy, specs.collect(), Duration::ZERO);
+    let balancer = Balancer::new(policy(), specs.collect(), Duration::ZERO);
     let specs: Vec<_> = balancer.specs().map(|(id, spec)| (id, Arc::clone(spec))).collect();
     let model = Arc::new(Model {
         name: "tiny".to_owned(),
@@ -147,7 +160,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
+        dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();
     Server { address, authority: address.to_string(), replicas }
@@ -174,7 +187,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 async fn each_rank_gets_its_own_figures_from_one_get() {
     let stub = Stub::start(metrics_only(TWO_RANKS)).await;
     let server = server(stub.address, &[Some(1), Some(0), Some(2)]);
-    visit(&Client::new(), &server, &mut Memory::default(), PATIENCE).await;
+    look(&Client::new(), &server).await;
     let replicas = seen_at(&server);
     let figures = |index: usize| replicas[index].scrape.map(|(scrape, _)| scrape);
     let (one, zero) = (figures(0).unwrap(), figures(1).unwrap());
@@ -190,7 +203,7 @@ async fn each_rank_gets_its_own_figures_from_one_get() {
 async fn a_server_that_balances_its_own_ranks_is_seen_as_their_sum() {
     let stub = Stub::start(metrics_only(TWO_RANKS)).await;
     let server = server(stub.address, &[None]);
-    visit(&Client::new(), &server, &mut Memory::default(), PATIENCE).await;
+    look(&Client::new(), &server).await;
     let (sum, _) = seen_at(&server)[0].scrape.unwrap();
     assert_eq!((sum.running, sum.waiting, sum.kv_use), (7, 2, 0.5));
     assert_eq!((sum.prefix_queries_tokens, sum.kv_capacity_tokens), (150, 3_200));
@@ -202,7 +215,7 @@ async fn a_server_where_nothing_listens_is_down_at_once() {
     let address = stub.address;
     stub.stop().await;
     let server = server(address, &[Some(0), Some(1)]);
-    visit(&Client::new(), &server, &mut Memory::default(), PATIENCE).await;
+    look(&Client::new(), &server).await;
     let down = Health::Down(DownReason::ConnectRefused);
     assert_eq!(seen_at(&server).iter().map(|replica| replica.health).collect::<Vec<_>>(), [down, down]);
 }
@@ -213,13 +226,14 @@ async fn a_server_that_does_not_answer_is_down_after_three_looks_in_a_row() {
     let shared = Arc::clone(&lives);
     let stub = Stub::start(move |_| if *shared.lock() { page("") } else { Answer::Close }).await;
     let server = server(stub.address, &[None]);
-    let (client, mut memory) = (Client::new(), Memory::default());
-    let down = Health::Down(DownReason::ProbeFailed);
-    let looks = [true, false, false, true, false, false, false, false, true];
-    let expected = [Health::Up, Health::Up, Health::Up, Health::Up, Health::Up, Health::Up, down, down, Health::Up];
+    let client = Client::new();
+    let reason = DownReason::ProbeFailed;
+    let (up, suspect, down) = (Health::Up, Health::Suspect(reason), Health::Down(reason));
+    let looks = [true, false, false, true, false, false, false, false, true, true];
+    let expected = [up, suspect, suspect, up, suspect, suspect, down, down, down, up];
     for (alive, expected) in looks.into_iter().zip(expected) {
         *lives.lock() = alive;
-        visit(&client, &server, &mut memory, PATIENCE).await;
+        look(&client, &server).await;
         assert_eq!(seen_at(&server)[0].health, expected);
     }
 }
@@ -228,7 +242,7 @@ async fn a_server_that_does_not_answer_is_down_after_three_looks_in_a_row() {
 async fn a_server_without_metrics_is_up_without_figures() {
     let stub = Stub::start(|path| if path == "/health" { page("") } else { not_found() }).await;
     let server = server(stub.address, &[None]);
-    visit(&Client::new(), &server, &mut Memory::default(), PATIENCE).await;
+    look(&Client::new(), &server).await;
     let replica = &seen_at(&server)[0];
     assert_eq!((replica.health, replica.scrape), (Health::Up, None));
     assert_eq!(stub.asked("/health"), 1);
@@ -238,9 +252,9 @@ async fn a_server_without_metrics_is_up_without_figures() {
 async fn a_server_whose_engine_is_dead_goes_down_though_it_answers() {
     let stub = Stub::start(|_| Answer::Page(503, String::new())).await;
     let server = server(stub.address, &[None]);
-    let (client, mut memory) = (Client::new(), Memory::default());
+    let client = Client::new();
     for _ in 0..3 {
-        visit(&client, &server, &mut memory, PATIENCE).await;
+        look(&client, &server).await;
     }
     assert_eq!(seen_at(&server)[0].health, Health::Down(DownReason::ProbeFailed));
 }
@@ -257,12 +271,13 @@ async fn an_engine_is_asked_for_its_max_num_seqs_once_and_again_when_it_comes_ba
     })
     .await;
     let server = server(stub.address, &[None]);
-    let (client, mut memory) = (Client::new(), Memory::default());
+    let (client, mut question, mut misses) = (Client::new(), Question::default(), 0);
     assert_eq!(seen_at(&server)[0].max_num_seqs_source, MaxNumSeqsSource::Assumed);
     for (alive, asked) in [(true, 1), (true, 1), (false, 1), (false, 1), (false, 1), (true, 2), (true, 2)] {
         *lives.lock() = alive;
-        visit(&client, &server, &mut memory, PATIENCE).await;
-        if memory.is_to_be_asked() {
+        misses = if alive { 0 } else { misses + 1 };
+        question.note(look(&client, &server).await, misses);
+        if question.is_to_be_asked() {
             assert!(learn_max_num_seqs(&client, &server, PATIENCE.connect).await);
         }
         assert_eq!(stub.asked("/server_info?config_format=json"), asked);
@@ -274,14 +289,14 @@ async fn an_engine_is_asked_for_its_max_num_seqs_once_and_again_when_it_comes_ba
 
 #[tokio::test]
 async fn a_question_without_an_answer_is_put_again() {
-    let stub = Stub::start(|path| if path == "/metrics" { page("") } else { Answer::Close }).await;
+    let stub = Stub::start(|_| Answer::Close).await;
     let server = server(stub.address, &[None]);
-    let (client, mut memory) = (Client::new(), Memory::default());
-    visit(&client, &server, &mut memory, PATIENCE).await;
-    assert!(memory.is_to_be_asked() && !memory.is_to_be_asked());
+    let (client, mut question) = (Client::new(), Question::default());
+    question.note(Evidence::Answered, 0);
+    assert!(question.is_to_be_asked() && !question.is_to_be_asked());
     assert!(!learn_max_num_seqs(&client, &server, PATIENCE.connect).await);
-    memory.ask_again();
-    assert!(memory.is_to_be_asked());
+    question.ask_again();
+    assert!(question.is_to_be_asked());
 }
 
 #[tokio::test]
@@ -289,14 +304,8 @@ async fn figures_do_not_reach_a_replica_that_took_over_the_id() {
     let stub = Stub::start(metrics_only(TWO_RANKS)).await;
     let server = server(stub.address, &[None]);
     let other = ReplicaSpec { address: "127.0.0.1:9".parse().unwrap(), ..(*server.replicas[0].spec).clone() };
-    let policy = Policy {
-        mode: Mode::Affinity,
-        spill_threshold: SpillThreshold::Auto,
-        max_num_seqs: None,
-        bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(60) },
-    };
-    server.replicas[0].model.dispatcher.with(|balancer, now| balancer.reconfigure(policy, vec![other], now));
-    visit(&Client::new(), &server, &mut Memory::default(), PATIENCE).await;
+    server.replicas[0].model.dispatcher.with(|balancer, now| balancer.reconfigure(policy(), vec![other], now));
+    look(&Client::new(), &server).await;
     let replica = &seen_at(&server)[0];
     assert_eq!((replica.id, replica.health, replica.scrape), (server.replicas[0].id, Health::Unknown, None));
 }
@@ -361,7 +370,7 @@ async fn a_silent_server_delays_no_other_and_is_not_asked_twice_at_a_time() {
     let mut tasks = JoinSet::new();
     tasks.spawn(watch(Arc::clone(&routing), shutdown));
     until("the lively one was asked often", || lively.asked("/metrics") >= 4).await;
-    assert_eq!(silent.asked("/metrics"), 1);
+    assert_eq!((silent.asked("/metrics"), silent.asked("/health")), (1, 1));
 }
 
 #[tokio::test]
@@ -375,10 +384,59 @@ async fn watching_ends_with_the_process() {
     timeout(DEADLINE, tasks.join_next()).await.unwrap().unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn lies_in_the_metrics_take_no_replica_down_and_restart_none() {
+    let good = "vllm:num_requests_running{engine=\"0\"} 1\nvllm:iteration_tokens_total_count{engine=\"0\"} 100\n\
+        vllm:generation_tokens_total{engine=\"0\"} 50\nprocess_start_time_seconds 12.5\n";
+    let large = "x".repeat(10 << 20);
+    let nothing_known = "vllm:num_requests_running{engine=\"7\"} 1\nsglang:num_running_reqs 3\n";
+    let no_numbers = good.replace("100", "NaN").replace("50", "+Inf").replace("12.5", "NaN");
+    let other_types = good.replace("} 1\n", "} -1e308\n").replace("100", "\"many\"").replace("50", "50.5.5");
+    let lies = [String::new(), large, nothing_known.to_owned(), no_numbers, other_types, "\u{0}\n".repeat(1000)];
+    for lie in lies {
+        let says = Arc::new(Mutex::new(good.to_owned()));
+        let shared = Arc::clone(&says);
+        let stub = Stub::start(move |path| if path == "/metrics" { page(&shared.lock()) } else { page("") }).await;
+        let server = server(stub.address, &[None]);
+        let client = Client::new();
+        look(&client, &server).await;
+        for says_now in [&lie, good, &lie, &lie, &lie, &lie, good] {
+            *says.lock() = says_now.to_owned();
+            look(&client, &server).await;
+            let replica = &seen_at(&server)[0];
+            let lie = &lie[..lie.len().min(80)];
+            assert_eq!((replica.health, replica.counters.restarts), (Health::Up, 0), "after {lie:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_sleeps_is_seen_to() {
+    let awake = Arc::new(Mutex::new(true));
+    let shared = Arc::clone(&awake);
+    let stub = Stub::start(move |path| {
+        let awake = u8::from(*shared.lock());
+        let state = format!("vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"awake\"}} {awake}.0\n");
+        if path == "/metrics" { page(&state) } else { page("") }
+    })
+    .await;
+    let server = server(stub.address, &[None]);
+    for (is_awake, health) in
+        [(true, Health::Up), (false, Health::Sleeping), (false, Health::Sleeping), (true, Health::Up)]
+    {
+        *awake.lock() = is_awake;
+        look(&Client::new(), &server).await;
+        assert_eq!(seen_at(&server)[0].health, health);
+    }
+}
+
 /// The routing of one model on servers of one replica each, looked at as often as a configuration may want.
 pub(super) fn routing(addresses: &[SocketAddr]) -> Arc<Routing> {
     let replicas: String = addresses.iter().map(|address| format!("      - url: http://{address}\n")).collect();
     let yaml = format!("listen: [127.0.0.1:0]\nmodels:\n  tiny:\n    replicas:\n{replicas}");
-    let config = Config { scrape_interval: Duration::from_millis(50), ..Config::from_yaml(&yaml).unwrap() };
+    let mut config = Config::from_yaml(&yaml).unwrap();
+    config.scrape_interval = Duration::from_millis(50);
+    config.health.interval = Duration::from_millis(50);
+    config.health.backoff_max = Duration::from_millis(100);
     Arc::new(Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap()))
 }

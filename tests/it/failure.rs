@@ -48,6 +48,7 @@ async fn a_turn_whose_replica_refuses_connections_goes_to_another_with_its_whole
             let mut config = config(one_model(&[first.url(), second.url()]));
             // So that a turn and no look at the replicas finds out.
             config["scrape_interval_ms"] = json!(60_000);
+            config["health"] = json!({ "interval_ms": 60_000, "backoff_max_ms": 60_000 });
             let kvpin = Kvpin::start(&config).await;
             let id = conversation_at(&kvpin, &first.name()).await;
             first.go_away().await;

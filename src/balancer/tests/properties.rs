@@ -11,8 +11,10 @@ enum Event {
     LearnMore { ticket: usize, request: Request },
     Served { ticket: usize },
     Finish { ticket: usize, outcome: Outcome },
-    Health { replica: usize, up: bool },
-    Scrape { replica: usize, running: u32, kv_use: f64 },
+    See { replica: usize, evidence: Evidence },
+    Scrape { replica: usize, running: u32, kv_use: f64, signs: Signs },
+    ScrapeFailed { replica: usize },
+    Order { replica: usize, order: Order },
     Reconfigure { replicas: u8, threshold: u32, affinity: bool, entries_max: usize },
     Wait { ms: u64 },
 }
@@ -51,6 +53,27 @@ fn request() -> impl Strategy<Value = Request> {
     })
 }
 
+fn evidence() -> impl Strategy<Value = Evidence> {
+    prop_oneof![
+        6 => Just(Evidence::Answered),
+        2 => Just(Evidence::Served),
+        1 => Just(Evidence::Unreachable(DownReason::ConnectRefused)),
+        1 => Just(Evidence::Unreachable(DownReason::ConnectTimedOut)),
+        4 => Just(Evidence::ProbeFailed),
+        2 => Just(Evidence::BrokeOff),
+        2 => Just(Evidence::Failing),
+        1 => Just(Evidence::Draining),
+    ]
+}
+
+/// Few values, so that counters often stand still and sometimes fall.
+fn signs() -> impl Strategy<Value = Signs> {
+    let start_s = prop::option::of((0..2u8).prop_map(f64::from));
+    let is_asleep = prop::option::weighted(0.3, prop::bool::weighted(0.3));
+    (start_s, prop::option::of(0..4u64), prop::option::of(0..4u64), is_asleep)
+        .prop_map(|(start_s, steps, generated, is_asleep)| Signs { start_s, steps, generated, engines: 1, is_asleep })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let outcome = prop_oneof![
         Just(Outcome::Completed),
@@ -64,9 +87,12 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (0..40usize, request()).prop_map(|(ticket, request)| Event::LearnMore { ticket, request }),
         5 => (0..40usize).prop_map(|ticket| Event::Served { ticket }),
         7 => (0..40usize, outcome).prop_map(|(ticket, outcome)| Event::Finish { ticket, outcome }),
-        2 => (0..5usize, any::<bool>()).prop_map(|(replica, up)| Event::Health { replica, up }),
-        2 => (0..5usize, 0..40u32, 0.0..1.0f64)
-            .prop_map(|(replica, running, kv_use)| Event::Scrape { replica, running, kv_use }),
+        4 => (0..5usize, evidence()).prop_map(|(replica, evidence)| Event::See { replica, evidence }),
+        2 => (0..5usize, 0..3u32, 0.0..1.0f64, signs())
+            .prop_map(|(replica, running, kv_use, signs)| Event::Scrape { replica, running, kv_use, signs }),
+        1 => (0..5usize).prop_map(|replica| Event::ScrapeFailed { replica }),
+        1 => (0..5usize, prop_oneof![Just(Order::Drain), Just(Order::Undrain)])
+            .prop_map(|(replica, order)| Event::Order { replica, order }),
         1 => (1..32u8, 1..4u32, prop::bool::weighted(0.8), prop_oneof![Just(1000usize), 1..8usize]).prop_map(
             |(replicas, threshold, affinity, entries_max)| Event::Reconfigure { replicas, threshold, affinity, entries_max }
         ),
@@ -88,14 +114,20 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
             rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
         }
         Event::LearnMore { .. } | Event::Served { .. } | Event::Finish { .. } => {}
-        Event::Health { replica, up } => {
-            let health = if *up { Health::Up } else { Health::Down(DownReason::ProbeFailed) };
-            rig.balancer.set_health(id(*replica), health, rig.now);
+        Event::See { replica, evidence } => {
+            let (was, told) = (health(rig, *replica), rig.balancer.observe(id(*replica), *evidence, rig.now));
+            let is = health(rig, *replica);
+            assert!(told || was == is, "a change that nobody was told of");
+            check_change(*evidence, was, is);
         }
-        Event::Scrape { replica, running, kv_use } => {
+        Event::Scrape { replica, running, kv_use, signs } => {
             rig.balancer.scrape_begins(id(*replica));
-            let scrape = Scrape { at: rig.now, running: *running, kv_use: *kv_use, ..Scrape::default() };
+            let scrape = Scrape { at: rig.now, running: *running, kv_use: *kv_use, signs: *signs, ..Scrape::default() };
             rig.balancer.scraped(id(*replica), scrape);
+        }
+        Event::ScrapeFailed { replica } => rig.balancer.scrape_failed(id(*replica), rig.now),
+        Event::Order { replica, order } => {
+            rig.balancer.order(id(*replica), *order, rig.now);
         }
         Event::Reconfigure { replicas, threshold, affinity, entries_max } => {
             let specs = (0..5).filter(|index| replicas & (1 << index) != 0).map(spec).collect();
@@ -111,6 +143,30 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
     check_in_flight(rig, tickets);
     let joining = tickets.iter().filter(|ticket| ticket.lesson.as_ref().is_some_and(|lesson| lesson.joining.is_some()));
     assert_eq!(rig.balancer.memory.aliases.joining(), joining.count(), "turns that join");
+}
+
+fn health(rig: &Rig, replica: usize) -> Option<Health> {
+    rig.balancer.snapshot(rig.now).replicas.into_iter().find(|other| other.id == id(replica)).map(|other| other.health)
+}
+
+/// What one piece of evidence can and can't do.
+fn check_change(evidence: Evidence, was: Option<Health>, is: Option<Health>) {
+    let (Some(was), Some(is)) = (was, is) else { return };
+    let gets_worse = |health: Health| matches!(health, Health::Down(_));
+    match evidence {
+        Evidence::Answered => assert!(was == is || !gets_worse(is), "a good probe took it down: {was:?}, {is:?}"),
+        Evidence::Served => {
+            let is_well = matches!(is, Health::Up | Health::Draining(DrainReason::Ordered));
+            assert!(was == is || is_well, "a good turn left it at {is:?}");
+        }
+        Evidence::Unreachable(DownReason::ConnectRefused) => {
+            assert_eq!(is, Health::Down(DownReason::ConnectRefused));
+        }
+        Evidence::Draining => assert!(!is.serves()),
+        Evidence::Unreachable(_) | Evidence::ProbeFailed | Evidence::BrokeOff | Evidence::Failing => {
+            assert_ne!(is, Health::Up, "a failure left it at up");
+        }
+    }
 }
 
 fn arrive(rig: &mut Rig, tickets: &mut Vec<Ticket>, request: &Request) {
@@ -136,7 +192,19 @@ fn arrive(rig: &mut Rig, tickets: &mut Vec<Ticket>, request: &Request) {
 fn check_decision(before: &Snapshot, turn: &Turn<'_>, ticket: &Ticket) {
     let chosen = before.replicas.iter().find(|replica| replica.id == ticket.replica).expect("it is configured");
     assert_eq!(chosen.membership, Membership::Configured);
-    assert!(!matches!(chosen.health, Health::Down(_)), "a turn was given to a replica that is down");
+    assert!(chosen.health.serves(), "a turn was given to a replica that is {:?}", chosen.health);
+    let is_chosen_freely = match ticket.decision {
+        Decision::Placed { reason } => reason != Placement::Forked,
+        Decision::Unpinned { .. } | Decision::Side => turn.client_pin.is_none(),
+        Decision::Sticky | Decision::Spilled { .. } | Decision::ClientPinned => false,
+    };
+    let is_better = |replica: &&ReplicaSnapshot| {
+        let is_open = replica.membership == Membership::Configured && !turn.tried.contains(&replica.id);
+        is_open && replica.ramp_percent == 100 && matches!(replica.health, Health::Up | Health::Unknown)
+    };
+    if is_chosen_freely && matches!(chosen.health, Health::Suspect(_)) {
+        assert!(!before.replicas.iter().any(|replica| is_better(&replica)), "a suspect was given what is new");
+    }
     assert!(!turn.tried.contains(&ticket.replica), "a turn was given back to the replica that failed it");
     if turn.kind != TurnKind::Conversation {
         assert_eq!((ticket.conversation, ticket.recognised), (None, None), "it belongs to no conversation");

@@ -121,7 +121,7 @@ fn row(number: usize, replica: &ReplicaSnapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balancer::{Balancer, Bounds, Mode, Policy, ReplicaSpec, SpillThreshold};
+    use crate::balancer::{Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
 
     fn picture() -> Picture {
         let policy = Policy {
@@ -129,9 +129,10 @@ mod tests {
             spill_threshold: SpillThreshold::Auto,
             max_num_seqs: None,
             bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(1) },
+            health: HealthPolicy::default(),
         };
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-        let spec = ReplicaSpec { name: "a".into(), address, authority: String::new(), rank: None };
+        let spec = ReplicaSpec { name: "a".into(), address, authority: String::new(), rank: None, drain: false };
         let snapshot = Balancer::new(policy, vec![spec], Duration::ZERO).snapshot(Duration::ZERO);
         let figures = super::super::tally::Tally::default().figures("affinity", Duration::from_secs(1));
         Picture { title: "affinity", snapshot, figures }

@@ -131,5 +131,6 @@ pub fn metrics(site: &Site) -> Result<String, fmt::Error> {
         engine: &site.options.engine,
         ranks: site.ranks.iter().map(|rank| rank.stats()).collect(),
         started: site.started,
+        is_asleep: site.manner.lock().is_asleep,
     })
 }

@@ -19,6 +19,7 @@ pub struct Page<'a> {
     pub ranks: Vec<RankStats>,
     /// Seconds since 1970 at which the server started.
     pub started: f64,
+    pub is_asleep: bool,
 }
 
 /// A series with one value a rank: name, type, HELP, further labels with a blank of their own before, value.
@@ -57,16 +58,6 @@ const SERIES: &[Series] = &[
         kind: "gauge",
         help: "KV-cache usage. 1 means 100 percent usage.",
         values: &[("", |(gauges, _)| gauges.kv_usage)],
-    },
-    Series {
-        name: "engine_sleep_state",
-        kind: "gauge",
-        help: "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake.",
-        values: &[
-            (r#",sleep_state="awake""#, |_| 1.0),
-            (r#",sleep_state="weights_offloaded""#, NONE),
-            (r#",sleep_state="discard_all""#, NONE),
-        ],
     },
     Series {
         name: "prefix_cache_queries_total",
@@ -131,6 +122,7 @@ pub fn render(page: &Page<'_>) -> Result<String, fmt::Error> {
             }
         }
     }
+    sleep_state(&mut out, page)?;
     iterations(&mut out, page)?;
     cache_config(&mut out, page)?;
     // A server of several ranks has several processes, whose merged registry shows none of them.
@@ -143,6 +135,24 @@ pub fn render(page: &Page<'_>) -> Result<String, fmt::Error> {
 
 fn header(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     writeln!(out, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}")
+}
+
+/// Asleep at level 1.
+fn sleep_state(out: &mut String, page: &Page<'_>) -> fmt::Result {
+    let (name, model) = ("engine_sleep_state", page.model);
+    header(
+        out,
+        name,
+        "gauge",
+        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake.",
+    )?;
+    let asleep = f64::from(u8::from(page.is_asleep));
+    for (state, value) in [("awake", 1.0 - asleep), ("weights_offloaded", asleep), ("discard_all", 0.0)] {
+        for rank in 0..page.ranks.len() {
+            writeln!(out, "vllm:{name}{{engine=\"{rank}\",model_name=\"{model}\",sleep_state=\"{state}\"}} {value:?}")?;
+        }
+    }
+    Ok(())
 }
 
 fn iterations(out: &mut String, page: &Page<'_>) -> fmt::Result {
@@ -192,7 +202,8 @@ mod tests {
         let mut counters = Counters::default();
         counters.count_iteration(2048);
         let stats = (Gauges { running: 3, waiting: 1, kv_usage: 0.25 }, counters);
-        render(&Page { model: "m", engine: &engine, ranks: vec![stats; ranks], started: 12.5 }).expect("renders")
+        render(&Page { model: "m", engine: &engine, ranks: vec![stats; ranks], started: 12.5, is_asleep: false })
+            .expect("renders")
     }
 
     #[test]

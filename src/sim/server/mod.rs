@@ -27,6 +27,7 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -104,8 +105,17 @@ struct Site {
     ranks: Vec<Arc<Rank>>,
     rotation: AtomicUsize,
     failure: watch::Sender<Failure>,
+    manner: Mutex<Manner>,
     journal: Journal,
     started: f64,
+}
+
+/// What of a server can be set that is no failure.
+#[derive(Debug, Clone, Copy, Default)]
+struct Manner {
+    /// How long the health page takes, in real time: the API server has much to do.
+    health_delay: Duration,
+    is_asleep: bool,
 }
 
 impl Site {
@@ -155,6 +165,17 @@ impl ReplicaServer {
         }
     }
 
+    /// Has the health page take so long from now on, as that of a busy API server does.
+    pub fn set_health_delay(&self, delay: Duration) {
+        self.site.manner.lock().health_delay = delay;
+    }
+
+    /// Puts the engines to sleep, or wakes them. It shows in the metrics only: health is good, as vLLM's is. A sleeping
+    /// engine makes no step, which [`Failure::Frozen`] stands for.
+    pub fn set_asleep(&self, is_asleep: bool) {
+        self.site.manner.lock().is_asleep = is_asleep;
+    }
+
     /// What arrived, oldest first, without health checks and scrapes.
     pub fn arrivals(&self) -> Vec<Arrival> {
         self.site.journal.arrivals()
@@ -195,6 +216,7 @@ fn site(options: ReplicaOptions) -> io::Result<Site> {
         ranks: (0..options.data_parallel_size).map(rank).collect::<Result<_, _>>()?,
         rotation: AtomicUsize::new(0),
         failure: watch::Sender::new(options.failure),
+        manner: Mutex::default(),
         journal: Journal::default(),
         started: facts::unix_seconds(),
         options,

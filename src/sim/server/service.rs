@@ -52,6 +52,11 @@ pub async fn serve(site: Arc<Site>, request: Request<Incoming>) -> Result<Answer
     };
     match (route, arrival) {
         (Ok(Route::Generate(api)), Some(arrival)) => Turn { site, api, arrival }.answer(&parts.headers, &body).await,
+        (Ok(Route::Health), _) => {
+            let delay = site.manner.lock().health_delay;
+            tokio::time::sleep(delay).await;
+            Ok(health(&site))
+        }
         (Ok(route), _) => Ok(plain(&site, route, &parts, &body)),
         (Err(miss), _) => Ok(missed(miss, &parts)),
     }

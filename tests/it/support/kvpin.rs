@@ -35,6 +35,7 @@ pub fn config(models: Value) -> Value {
     json!({
         "listen": "127.0.0.1:0", "admin": "127.0.0.1:0",
         "scrape_interval_ms": 50, "shutdown_grace_s": 60,
+        "health": { "interval_ms": 50, "backoff_max_ms": 100, "ramp_s": 1 },
         "models": models,
     })
 }
