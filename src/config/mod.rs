@@ -76,6 +76,14 @@ pub struct Limits {
     pub replay_memory_bytes_max: usize,
     /// How long, after the decision, a turn waits for the rest of its body to become replayable.
     pub replay_wait: Duration,
+    /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
+    pub response_timeout: Duration,
+    /// How long a stream may be silent before its client is sent a ping; `None`: no pings.
+    pub ping_interval: Option<Duration>,
+    /// The replicas that one turn is tried on.
+    pub tries_max: usize,
+    /// Of those, the ones that may take it and break off.
+    pub breaks_max: usize,
 }
 
 /// A served name with its replicas and its policy.

@@ -66,7 +66,7 @@ impl Config {
 }
 
 impl Limits {
-    fn settings(&self) -> [Setting; 10] {
+    fn settings(&self) -> [Setting; 14] {
         let Limits {
             body_bytes_max,
             head_bytes_max,
@@ -78,6 +78,10 @@ impl Limits {
             replay_bytes_max,
             replay_memory_bytes_max,
             replay_wait,
+            response_timeout,
+            ping_interval,
+            tries_max,
+            breaks_max,
         } = self;
         [
             ("limits.body_bytes_max", body_bytes_max.to_string()),
@@ -90,6 +94,10 @@ impl Limits {
             ("limits.replay_bytes_max", replay_bytes_max.to_string()),
             ("limits.replay_memory_bytes_max", replay_memory_bytes_max.to_string()),
             ("limits.replay_wait_ms", millis(replay_wait)),
+            ("limits.response_timeout_s", seconds(response_timeout)),
+            ("limits.ping_interval_s", seconds(&ping_interval.unwrap_or_default())),
+            ("limits.tries_max", tries_max.to_string()),
+            ("limits.breaks_max", breaks_max.to_string()),
         ]
     }
 }
@@ -263,6 +271,7 @@ models:
             "shutdown_grace_s: 1",
             "limits: {replay_memory_bytes_max: 1GiB}",
             "limits: {keepalive_timeout_s: 1}",
+            "limits: {ping_interval_s: 0}",
         ] {
             let new = config(&format!("{line}\n{RUNNING}"));
             assert_eq!(running.restart_needed(&new), [""; 0], "{line}");

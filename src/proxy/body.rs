@@ -340,9 +340,9 @@ impl RequestBody {
         }
     }
 
-    /// Whether so many bytes are more than the request may have. A length that was announced was judged when it came.
-    pub fn is_over(&self, bytes: usize) -> bool {
-        self.bytes_max.is_some_and(|bytes_max| bytes > bytes_max)
+    /// The limit, if so many bytes are over it. A length that was announced was judged when it came.
+    pub fn is_over(&self, bytes: usize) -> Option<usize> {
+        self.bytes_max.filter(|bytes_max| bytes > *bytes_max)
     }
 
     fn free(&mut self) {

@@ -52,6 +52,10 @@ pub enum Refusal {
     ReplicaFailed {
         replica: String,
     },
+    /// A replica has not even sent a head in all the time that it may take.
+    ResponseTimedOut {
+        after_s: u64,
+    },
     /// kvpin itself went wrong.
     Internal,
 }
@@ -99,6 +103,7 @@ impl Refusal {
             Refusal::OutOfMemory => "out_of_memory",
             Refusal::NoReplica(reason) => reason.as_str(),
             Refusal::ReplicaFailed { .. } => "replica_failed",
+            Refusal::ResponseTimedOut { .. } => "response_timed_out",
             Refusal::Internal => "internal",
         }
     }
@@ -141,6 +146,7 @@ impl Refusal {
             | Refusal::BodyCutShort
             | Refusal::OutOfMemory
             | Refusal::ReplicaFailed { .. }
+            | Refusal::ResponseTimedOut { .. }
             | Refusal::Internal => false,
             Refusal::UnknownPath
             | Refusal::WrongMethod { .. }
@@ -176,6 +182,7 @@ impl Refusal {
             | Refusal::UnknownReplica { .. } => bad_request(400),
             Refusal::OutOfMemory | Refusal::NoReplica(_) => kind(503, "server_error", "overloaded_error"),
             Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
+            Refusal::ResponseTimedOut { .. } => kind(504, "server_error", "timeout_error"),
             Refusal::Internal => kind(500, "server_error", "api_error"),
         }
     }
@@ -230,6 +237,7 @@ impl Refusal {
             Refusal::ReplicaFailed { replica } => {
                 format!("The replica {replica} broke off before it answered.")
             }
+            Refusal::ResponseTimedOut { after_s } => format!("The replica has not answered within {after_s} s."),
             Refusal::Internal => "kvpin failed to handle this request.".into(),
         }
     }
