@@ -28,7 +28,7 @@ use super::Proxy;
 use super::alarm::Alarm;
 use super::context::Context;
 use super::exchange::{Event, Exchange};
-use super::first_event::{FirstEvent, LOOKED_AT_MAX, Shown, says_it_is_ending};
+use super::first_event::{FirstEvent, LOOKED_AT_MAX, Shown, trouble_of_500};
 use super::pings::Pings;
 use super::refusal::Refusal;
 use super::response_head;
@@ -156,9 +156,10 @@ impl<'a> Attempt<'a> {
     /// Holds a stream back until its first event is there.
     async fn stream(&mut self, exchange: &mut Exchange, mut head: Box<ResponseHeader>) -> Result<Opening> {
         response_head::for_client(&mut head, self.context, &self.table)?;
-        let hold = self.limits().ping_interval.unwrap_or(HEAD_HELD_MAX).min(HEAD_HELD_MAX);
+        let interval = self.limits().ping_interval;
+        let hold = interval.unwrap_or(HEAD_HELD_MAX).min(HEAD_HELD_MAX);
         let release_at = Instant::now() + hold;
-        self.alarm.set(Some(hold));
+        self.alarm.set(if self.context.kept_waiting { interval } else { Some(hold) });
         let mut first = FirstEvent::default();
         loop {
             let event = exchange.next(self.session, self.context, &mut self.alarm).await?;
@@ -169,21 +170,23 @@ impl<'a> Attempt<'a> {
                     }
                     Shown::Nothing => {}
                     Shown::Content => {
+                        self.pings.engine_pings |= first.engine_pings;
                         let answer = Answer { head, begun: first.take(), has_ended: false, is_stream: true };
                         return Ok(Opening::Good(answer));
                     }
                     Shown::EngineError(error) => {
-                        let trouble = match (error.is_ending, error.status) {
-                            (true, _) => Trouble::Draining,
-                            (false, 502 | 503) => Trouble::Failing,
-                            (false, _) => Trouble::EngineError,
-                        };
-                        let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                         let kept = self.keep(exchange, head, first.take()).await?;
-                        return Ok(Opening::Bad(trouble, kept.map(|kept| Kept { status, ..kept })));
+                        let kept = kept.map(|kept| Kept { status: error.status, ..kept });
+                        return Ok(Opening::Bad(error.trouble, kept));
                     }
                 },
-                Event::Silence => self.release(&head, &mut first).await?,
+                Event::Silence => {
+                    let is_due = self.context.kept_waiting || interval.is_some_and(|interval| interval <= hold);
+                    self.release(&head, &mut first).await?;
+                    if is_due {
+                        self.ping().await?;
+                    }
+                }
                 // A clean end without an event is no answer either: an engine that is shut down ends its streams so.
                 Event::End => {
                     let kept = Kept { head, body: first.take(), status: StatusCode::BAD_GATEWAY };
@@ -194,7 +197,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Lets the client have the head, what the engine has sent to keep the connection alive, and a ping if it doesn't do that.
+    /// Lets the client have the head, and what the engine has sent to keep the connection alive.
     async fn release(&mut self, head: &ResponseHeader, first: &mut FirstEvent) -> Result<()> {
         if !self.context.kept_waiting {
             self.context.kept_waiting = true;
@@ -206,9 +209,9 @@ impl<'a> Attempt<'a> {
         self.pings.engine_pings |= first.engine_pings;
         let idle = first.take_idle();
         if idle.is_empty() {
-            return self.ping().await;
+            return Ok(());
         }
-        self.pings.passed(&idle);
+        self.alarm.put_off();
         self.session.write_response_body(Some(idle), false).await.map_err(Error::into_down)
     }
 
@@ -218,10 +221,11 @@ impl<'a> Attempt<'a> {
         let status = head.status;
         let body = self.error_body(exchange, BytesMut::new()).await?;
         let trouble = match (&body, status) {
-            (ErrorBody::Whole(body), StatusCode::INTERNAL_SERVER_ERROR) if says_it_is_ending(body) => Trouble::Draining,
-            (_, StatusCode::INTERNAL_SERVER_ERROR) => return Ok(Opening::Good(answered(head, body))),
-            _ => Trouble::Failing,
+            (ErrorBody::Whole(body), StatusCode::INTERNAL_SERVER_ERROR) => trouble_of_500(body),
+            (ErrorBody::Begun(_), StatusCode::INTERNAL_SERVER_ERROR) => None,
+            _ => Some(Trouble::Failing),
         };
+        let Some(trouble) = trouble else { return Ok(Opening::Good(answered(head, body))) };
         let kept = match body {
             ErrorBody::Whole(body) => Some(Kept { head, body, status }),
             ErrorBody::Begun(_) => None,
@@ -229,13 +233,15 @@ impl<'a> Attempt<'a> {
         Ok(Opening::Bad(trouble, kept))
     }
 
-    /// The rest of a stream that is an error, and of the head's status what there is to it.
+    /// A stream that is an error, with its rest, if it comes to an end.
     async fn keep(&mut self, exchange: &mut Exchange, head: Box<ResponseHeader>, begun: Bytes) -> Result<Option<Kept>> {
         let status = head.status;
-        Ok(match self.error_body(exchange, BytesMut::from(begun)).await? {
-            ErrorBody::Whole(body) => Some(Kept { head, body, status }),
-            ErrorBody::Begun(_) => None,
-        })
+        match self.error_body(exchange, BytesMut::from(begun)).await {
+            Ok(ErrorBody::Whole(body)) => Ok(Some(Kept { head, body, status })),
+            Ok(ErrorBody::Begun(_)) => Ok(None),
+            Err(error) if *error.esource() == ErrorSource::Upstream => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads an error to its end, for as long and as far as an error goes. One that breaks off is none.

@@ -71,7 +71,6 @@ impl Exchange {
             tokio::select! {
                 task = self.replica.read_response_task() => {
                     if let Some(event) = self.response_event(task)? {
-                        alarm.put_off();
                         return Ok(event);
                     }
                 }

@@ -6,13 +6,18 @@
 //! the first event that isn't a comment, a ping or an announcement decides.
 
 use bytes::{Bytes, BytesMut};
+use http::StatusCode;
 use memchr::memmem;
 use serde_json::Value;
+
+use super::trouble::Trouble;
 
 /// The most of a stream that is looked at. A first event of vLLM's has some hundred bytes; the announcements of
 /// `/v1/responses` repeat the request's instructions and tools.
 pub const LOOKED_AT_MAX: usize = 64 * 1024;
 
+/// In what vLLM answers, with 500, to the requests of an engine that has died.
+const DEAD: &[u8] = b"EngineCore encountered an issue";
 /// In vLLM's answer to a new request once it has begun to end (`--shutdown-timeout`), while its `/health` still says 200.
 const ENDING: &[u8] = b"cannot schedule new futures after shutdown";
 
@@ -33,10 +38,9 @@ pub enum Shown {
 /// An error that says something of the engine and not of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineError {
-    /// As it would be without streaming; at least 500.
-    pub status: u16,
-    /// Whether the engine takes no new requests because it is about to end.
-    pub is_ending: bool,
+    /// As it would be without streaming: 500 or more.
+    pub status: StatusCode,
+    pub trouble: Trouble,
 }
 
 /// The beginning of a stream: holds what has come of it, and judges it event by event.
@@ -128,9 +132,12 @@ impl FirstEvent {
     }
 }
 
-/// Whether the body of a 500 says that the engine is about to end.
-pub fn says_it_is_ending(body: &[u8]) -> bool {
-    memmem::find(body, ENDING).is_some()
+/// What a 500 says of the engine. `None`: it may be the request's own fault, and another replica would say the same.
+pub fn trouble_of_500(body: &[u8]) -> Option<Trouble> {
+    if memmem::find(body, ENDING).is_some() {
+        return Some(Trouble::Draining);
+    }
+    memmem::find(body, DEAD).map(|_| Trouble::EngineError)
 }
 
 /// The end of the event that begins at `from`, with its empty line. Lines end with LF, CR LF or CR.
@@ -164,14 +171,19 @@ fn judge_error(data: &[u8]) -> Shown {
     if error.get("message").is_none() {
         return Shown::Content;
     }
-    let status = match error["code"].as_u64() {
-        Some(code) => u16::try_from(code).unwrap_or(500),
-        None => status_of_type(error["type"].as_str().unwrap_or_default()),
-    };
-    if status < 500 {
+    let code = error["code"].as_u64().and_then(|code| u16::try_from(code).ok());
+    let code = code.unwrap_or_else(|| status_of_type(error["type"].as_str().unwrap_or_default()));
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if !status.is_server_error() {
         return Shown::Content;
     }
-    Shown::EngineError(EngineError { status, is_ending: says_it_is_ending(data) })
+    let refused = matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE);
+    let trouble = match trouble_of_500(data) {
+        Some(trouble) => trouble,
+        None if refused => Trouble::Failing,
+        None => Trouble::EngineError,
+    };
+    Shown::EngineError(EngineError { status, trouble })
 }
 
 /// The status that stands for Anthropic's types of errors. vLLM's own `internal_error` isn't one of them.
@@ -220,7 +232,8 @@ mod tests {
     }
 
     fn engine_error(status: u16) -> Shown {
-        Shown::EngineError(EngineError { status, is_ending: false })
+        let trouble = if status == 503 { Trouble::Failing } else { Trouble::EngineError };
+        Shown::EngineError(EngineError { status: StatusCode::from_u16(status).unwrap(), trouble })
     }
 
     #[test]
@@ -240,7 +253,8 @@ mod tests {
         let old = r#"data: {"object":"error","message":"gone","type":"InternalServerError","param":null,"code":500}"#;
         assert_eq!(judged(&format!("{old}\n\n")), engine_error(500));
         let ending = BUSY.replace("busy.", "busy: cannot schedule new futures after shutdown").replace("503", "500");
-        assert_eq!(judged(&format!("{ending}\n\n")), Shown::EngineError(EngineError { status: 500, is_ending: true }));
+        let Shown::EngineError(error) = judged(&format!("{ending}\n\n")) else { panic!("{ending}") };
+        assert_eq!((error.status.as_u16(), error.trouble), (500, Trouble::Draining));
     }
 
     #[test]

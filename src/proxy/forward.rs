@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use log::{info, warn};
+use log::{debug, info, warn};
 use pingora::Result;
 use pingora::proxy::Session;
 use pingora::upstreams::peer::{HttpPeer, Peer as _};
@@ -109,7 +109,7 @@ impl Proxy {
                 warn!("model={model} replica={replica} answered a turn with nothing: {}", trouble.as_str());
                 self.observe(context, evidence);
             }
-            None => info!("model={model} replica={replica} has to be connected to again: {}", trouble.as_str()),
+            None => debug!("model={model} replica={replica} has to be connected to again: {}", trouble.as_str()),
         }
     }
 

@@ -234,9 +234,7 @@ impl Proxy {
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
-        // Once a replica was tried, pingora closes the connection whatever it is told.
-        let keeps = context.tried.is_empty() && refusal.keeps_connection();
-        if keeps && body::is_worth_draining(session, &self.routing.table().config.limits) {
+        if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
