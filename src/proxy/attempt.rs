@@ -219,7 +219,12 @@ impl<'a> Attempt<'a> {
     async fn engine_error(&mut self, exchange: &mut Exchange, mut head: Box<ResponseHeader>) -> Result<Opening> {
         response_head::for_client(&mut head, self.context, &self.table)?;
         let status = head.status;
-        let body = self.error_body(exchange, BytesMut::new()).await?;
+        let body = match self.error_body(exchange, BytesMut::new()).await {
+            Err(error) if *error.esource() == ErrorSource::Upstream && status != StatusCode::INTERNAL_SERVER_ERROR => {
+                return Ok(Opening::Bad(Trouble::Failing, None));
+            }
+            body => body?,
+        };
         let trouble = match (&body, status) {
             (ErrorBody::Whole(body), StatusCode::INTERNAL_SERVER_ERROR) => trouble_of_500(body),
             (ErrorBody::Begun(_), StatusCode::INTERNAL_SERVER_ERROR) => None,
