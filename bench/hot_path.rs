@@ -3,13 +3,16 @@
 //!
 //! The bodies are built in the shape of Claude Code's (key order and share of messages, system and
 //! tools as captured from version 2.1.332) and are fed in chunks of 64 KiB, the most that Pingora
-//! hands over at once.
+//! hands over at once. The allocator is kvpin's.
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderValue};
 use kvpin::conversation::{FormScanner, IdentityRules, KeySecret, Progress, Scanner, Wanted};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const CHUNK: usize = 64 * 1024;
 
@@ -37,7 +40,7 @@ fn history(bytes: usize) -> String {
 }
 
 /// Searches until the answer is there, and says whether a model was found.
-fn scan(body: &[u8], wanted: Wanted) -> bool {
+fn search(body: &[u8], wanted: Wanted) -> bool {
     let mut scanner = Scanner::new(wanted);
     for chunk in body.chunks(CHUNK) {
         scanner.search(chunk);
@@ -48,31 +51,76 @@ fn scan(body: &[u8], wanted: Wanted) -> bool {
     scanner.fields().model.name().is_some()
 }
 
-fn bodies(criterion: &mut Criterion) {
-    let session = Wanted::ModelAndSession;
+/// Feeds all of the body, and says whether there is a history.
+fn read(body: &[u8]) -> bool {
+    let mut scanner = Scanner::new(Wanted::ModelAndSession);
+    for chunk in body.chunks(CHUNK) {
+        scanner.feed(chunk);
+    }
+    scanner.fields().metadata_session.is_some() && scanner.history().is_some()
+}
+
+/// Where the history is not read: the model is all that is wanted.
+fn skipped(criterion: &mut Criterion) {
     let text = "a line of prose without anything to escape; ".repeat(1 << 20 >> 5);
     let cases = [
-        ("session_50_kb", session, format!("{{{MODEL},{},{TAIL}}}", history(50_000))),
-        ("session_1_mb", session, format!("{{{MODEL},{},{TAIL}}}", history(1_000_000))),
-        ("model_last_50_kb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(50_000))),
-        ("model_last_1_mb", Wanted::Model, format!("{{{},{TAIL},{MODEL}}}", history(1_000_000))),
-        ("long_string", Wanted::Model, format!(r#"{{"prompt":"{text}",{MODEL}}}"#)),
+        ("50_kb", format!("{{{},{TAIL},{MODEL}}}", history(50_000))),
+        ("1_mb", format!("{{{},{TAIL},{MODEL}}}", history(1_000_000))),
+        ("long_string", format!(r#"{{"prompt":"{text}",{MODEL}}}"#)),
+        ("nested_10000_deep", format!(r#"{{"a":{},{MODEL}}}"#, nested())),
     ];
-    let mut group = criterion.benchmark_group("scanner");
-    for (name, wanted, body) in cases {
-        assert!(scan(body.as_bytes(), wanted), "{name}");
+    let mut group = criterion.benchmark_group("model_last");
+    for (name, body) in cases {
+        assert!(search(body.as_bytes(), Wanted::Model), "{name}");
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(name, |bencher| {
-            bencher.iter(|| scan(black_box(body.as_bytes()), wanted));
+            bencher.iter(|| search(black_box(body.as_bytes()), Wanted::Model));
         });
     }
     group.finish();
 
     // Without a throughput: the rest of the body is not looked at.
     let body = format!("{{{MODEL},{},{TAIL}}}", history(1_000_000));
-    criterion.bench_function("scanner/model_first", |bencher| {
-        bencher.iter(|| scan(black_box(body.as_bytes()), Wanted::Model));
+    criterion.bench_function("model_first", |bencher| {
+        bencher.iter(|| search(black_box(body.as_bytes()), Wanted::Model));
     });
+}
+
+/// Nested deeper than any message, and deeper than a stack would bear.
+fn nested() -> String {
+    format!("{}{}", "[".repeat(10_000), "]".repeat(10_000))
+}
+
+/// A body whose messages are one of the user and one of these, which is a JSON value.
+fn holding(message: &str) -> String {
+    format!(r#"{{{MODEL},"messages":[{{"role":"user","content":"hi"}},{message}],{TAIL}}}"#)
+}
+
+/// Everything is read: session, shape and history.
+fn whole(criterion: &mut Criterion) {
+    let said = |text: &str| holding(&format!(r#"{{"role":"user","content":"{}"}}"#, text.repeat(300_000 / text.len())));
+    let turns = |bytes| format!("{{{MODEL},{},{TAIL}}}", history(bytes));
+    let cases = [
+        ("1_kb", format!(r#"{{{MODEL},"messages":{},{TAIL}}}"#, array(TURN, 500))),
+        ("50_kb", turns(50_000)),
+        ("300_kb", turns(300_000)),
+        ("1_mb", turns(1_000_000)),
+        ("32_mb", turns(32_000_000)),
+        ("plain_300_kb", said("a line of prose without anything to escape; ")),
+        ("code_300_kb", said(r#"     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n"#)),
+        ("escapes_300_kb", said(r#"\u00e9\n\"\\"#)),
+        ("short_strings_300_kb", holding(&array(r#"{"type":"text","text":"Run tests"}"#, 300_000))),
+        ("nested_10000_deep", holding(&nested())),
+    ];
+    let mut group = criterion.benchmark_group("history");
+    for (name, body) in cases {
+        assert!(read(body.as_bytes()), "{name}");
+        group.throughput(Throughput::Bytes(body.len() as u64));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| read(black_box(body.as_bytes())));
+        });
+    }
+    group.finish();
 }
 
 fn form(criterion: &mut Criterion) {
@@ -141,7 +189,13 @@ fn identity(criterion: &mut Criterion) {
         });
     }
     group.finish();
+
+    let mut scanner = Scanner::new(Wanted::ModelAndSession);
+    scanner.feed(format!(r#"{{{MODEL},"messages":[{}]}}"#, [TURN; 200].join(",")).as_bytes());
+    criterion.bench_function("chain_of_400_messages", |bencher| {
+        bencher.iter(|| Some(secret.chain(b"", "qwen3-4b", black_box(scanner.history()?))));
+    });
 }
 
-criterion_group!(hot_path, bodies, form, identity);
+criterion_group!(hot_path, skipped, whole, form, identity);
 criterion_main!(hot_path);

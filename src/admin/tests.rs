@@ -66,6 +66,7 @@ fn model(name: &str) -> Arc<Model> {
         aliases: vec![format!("{name}-alias")],
         affinity: true,
         client_pins: true,
+        engine_balances: false,
         send_session_id: true,
         dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
     })

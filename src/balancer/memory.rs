@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::conversation::{Chain, ChainKey, ConversationKey, Link};
+use crate::conversation::{Chain, ConversationKey, Link};
 
 use super::affinity::{Affinity, Bounds, Pin};
 use super::aliases::Aliases;
-use super::histories::{Extension, Histories, Registered, fork_of};
+use super::histories::{Extension, Histories, Known, fork_of};
 use super::replica::ReplicaId;
-use super::ticket::Ticket;
+use super::ticket::{Lesson, Ticket};
 use super::turn::{Decision, Placement, Recognised, Turn};
 
 /// The least history, in bytes of text, that draws a fork without an id to its origin's replica: about a thousand tokens,
@@ -94,26 +94,51 @@ impl Memory {
             pin.in_flight = pin.in_flight.saturating_add(1);
             pin.joined |= speaker.joins;
         }
+        if let Some(extension) = &speaker.extension {
+            self.histories.extend(extension, key);
+        }
         self.note_name(speaker, now);
     }
 
+    /// More is heard of a turn that holds a slot and was not served: its aliases, and its history if it has one, take the
+    /// place of what was known of it.
+    pub fn learn_more(&mut self, ticket: &mut Ticket, turn: &Turn<'_>, now: Duration) {
+        let Some(conversation) = ticket.bound() else { return };
+        let mut extension = ticket.lesson.take().and_then(|lesson| lesson.extension);
+        if let Some((chain, whole)) = turn.history() {
+            if let Some(before) = &extension {
+                self.histories.retract(before, conversation);
+            }
+            let known = self.longest_known(chain, now);
+            let found = Extension::new(known.as_ref(), whole);
+            self.histories.extend(&found, conversation);
+            extension = Some(found);
+        }
+        ticket.lesson = Lesson::of(turn, extension);
+    }
+
     /// A turn of the conversation was served: its pin holds, and what the turn says of itself is learned.
-    pub fn learn(&mut self, ticket: &Ticket, now: Duration) {
+    pub fn learn(&mut self, ticket: &mut Ticket, now: Duration) {
         let Some(conversation) = ticket.bound() else { return };
         self.pins.prove(conversation, ticket.replica, now);
-        let Some(lesson) = &ticket.lesson else { return };
+        let Some(lesson) = ticket.lesson.take() else { return };
         for alias in lesson.aliases.into_iter().flatten() {
             if self.is_free(alias, now) && self.pins.contains(conversation) {
                 self.aliases.set(alias, conversation, now);
             }
         }
-        if let Some(extension) = lesson.extension {
+        if let Some(extension) = &lesson.extension {
             self.histories.register(extension, conversation, now);
         }
     }
 
-    /// A turn of the conversation has ended: a pin that no turn has proven goes with its last one.
-    pub fn release(&mut self, conversation: ConversationKey, now: Duration) {
+    /// A turn has ended. If it was not served, it was no part of its conversation, and a pin that no turn has proven goes
+    /// with its last one.
+    pub fn release(&mut self, ticket: &Ticket, now: Duration) {
+        let Some(conversation) = ticket.bound() else { return };
+        if let Some(extension) = ticket.lesson.as_ref().and_then(|lesson| lesson.extension.as_ref()) {
+            self.histories.retract(extension, conversation);
+        }
         let Some(pin) = self.pins.touch(conversation, now) else { return };
         pin.in_flight = pin.in_flight.saturating_sub(1);
         if !pin.proven && pin.in_flight == 0 {
@@ -153,8 +178,8 @@ impl Memory {
     /// begin alike are not.
     fn with_history(&self, speaker: Speaker, chain: &Chain, whole: Link, now: Duration) -> Speaker {
         let known = if chain.is_continued { self.longest_known(chain, now) } else { None };
-        let extension = Some(Extension { from: known.map(|(from, _)| from), to: whole });
-        let origin = known.map(|(_, known)| known.conversation);
+        let extension = Some(Extension::new(known.as_ref(), whole));
+        let origin = known.map(|known| known.registered.conversation);
         match origin.filter(|origin| speaker.home.is_none() && *origin != speaker.conversation) {
             // What both share may be far longer than the part that is known: a named conversation's later turns
             // mostly come without their histories. So its length is no reason against it.
@@ -171,20 +196,20 @@ impl Memory {
         let speaker = |conversation| Speaker {
             home: self.home(conversation, now),
             parent: turn.parent,
-            extension: Some(Extension { from: known.map(|(from, _)| from), to: whole }),
+            extension: Some(Extension::new(known.as_ref(), whole)),
             ..Speaker::unnamed(conversation)
         };
-        let Some((_, known)) = known else { return speaker(ConversationKey(whole.key.0)) };
-        if !known.is_extended {
-            return speaker(known.conversation);
+        let Some(known) = known else { return speaker(ConversationKey(whole.key.0)) };
+        let origin = known.registered.conversation;
+        if known.goes_on_with(whole.key) {
+            return speaker(origin);
         }
-        let origin = known.conversation;
-        let is_worth_it = known.text_bytes >= FORK_TEXT_BYTES_MIN;
+        let is_worth_it = known.registered.text_bytes >= FORK_TEXT_BYTES_MIN;
         let fork_home = if is_worth_it { self.home(origin, now) } else { None };
         Speaker { parent: turn.parent.or(Some(origin)), fork_home, ..speaker(fork_of(origin, whole.key)) }
     }
 
-    fn longest_known(&self, chain: &Chain, now: Duration) -> Option<(ChainKey, Registered)> {
+    fn longest_known(&self, chain: &Chain, now: Duration) -> Option<Known> {
         self.histories.longest_known(chain, now, |conversation| self.home(conversation, now).is_some())
     }
 

@@ -88,6 +88,15 @@ impl Balancer {
         ticket
     }
 
+    /// More is heard of a turn whose body was not whole when it was decided: `turn` has the ids and the history that were
+    /// found since. The decision stands; once the turn is served they are remembered in place of what came with it. A turn
+    /// that was served already, or has no say in where its conversation is pinned, teaches no more.
+    pub fn learn_more(&mut self, ticket: &mut Ticket, turn: &Turn<'_>, now: Duration) {
+        if !ticket.counted {
+            self.memory.learn_more(ticket, turn, now);
+        }
+    }
+
     /// The first byte of a good response has come: the turn counts as served, its pin holds from here on, and what it
     /// says of its conversation is remembered.
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
@@ -103,9 +112,7 @@ impl Balancer {
         let replica = &mut self.replicas[ticket.replica.index()];
         replica.counters.count_outcome(outcome);
         replica.load.end();
-        if let Some(conversation) = ticket.bound() {
-            self.memory.release(conversation, now);
-        }
+        self.memory.release(&ticket, now);
     }
 
     /// A probe or a turn has shown whether a replica can be reached. Returns whether that is news.

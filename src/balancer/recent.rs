@@ -42,6 +42,11 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         self.entries.get(&key)
     }
 
+    /// The value of a key, to be changed without being used.
+    pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        self.entries.get_mut(&key).map(|entry| &mut entry.value)
+    }
+
     /// Whether an entry is past its age. Whose it is may keep it nevertheless.
     pub fn is_old(&self, entry: &Entry<V>, now: Duration) -> bool {
         now.saturating_sub(entry.last_used) > self.bounds.idle_max

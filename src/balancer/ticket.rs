@@ -28,7 +28,8 @@ pub struct Ticket {
     pub conversation: Option<ConversationKey>,
     /// How the conversation was recognised.
     pub recognised: Option<Recognised>,
-    /// What is learned once it is served. Most turns have nothing to teach but that they are there.
+    /// What is learned once it is served, and `None` from then on. Most turns have nothing to teach but that they are
+    /// there.
     pub(super) lesson: Option<Box<Lesson>>,
     pub(super) counted: bool,
 }
@@ -60,7 +61,7 @@ impl Ticket {
 }
 
 impl Lesson {
-    fn of(turn: &Turn<'_>, extension: Option<Extension>) -> Option<Box<Lesson>> {
+    pub fn of(turn: &Turn<'_>, extension: Option<Extension>) -> Option<Box<Lesson>> {
         let mut names = turn.other_names();
         let aliases: [_; ALIASES_MAX] = std::array::from_fn(|_| names.next());
         (aliases[0].is_some() || extension.is_some()).then(|| Box::new(Lesson { aliases, extension }))

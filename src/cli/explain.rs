@@ -75,7 +75,7 @@ fn answer(config: &Config, args: &ExplainArgs) -> anyhow::Result<()> {
         },
         None => (Answerer::Here, work_out(config, &request)?),
     };
-    print(answerer, &explanation, args.json).context("the explanation could not be written")
+    print(answerer, &explanation, args).context("the explanation could not be written")
 }
 
 fn read_request(bytes_max: usize) -> anyhow::Result<Vec<u8>> {
@@ -118,8 +118,8 @@ fn work_out(config: &Config, request: &[u8]) -> anyhow::Result<Explanation> {
     Ok(explain(&routing, request)?)
 }
 
-fn print(answerer: Answerer, explanation: &Explanation, as_json: bool) -> io::Result<()> {
-    let text = if as_json {
+fn print(answerer: Answerer, explanation: &Explanation, args: &ExplainArgs) -> io::Result<()> {
+    let text = if args.json {
         let serving = match answerer {
             Answerer::Serving(admin) => Some(admin.to_string()),
             Answerer::Here => None,

@@ -31,6 +31,9 @@ pub enum Source {
     XConversation,
     ConversationUnderscore,
     DynamoSession,
+    Affinity,
+    GrokConversation,
+    RooTask,
     BodyMetadata,
     BodySession,
     BodyConversation,
@@ -59,6 +62,9 @@ impl Source {
             Source::XConversation => "x-conversation-id",
             Source::ConversationUnderscore => "conversation_id",
             Source::DynamoSession => "x-dynamo-session-id",
+            Source::Affinity => "x-affinity",
+            Source::GrokConversation => "x-grok-conv-id",
+            Source::RooTask => "x-roo-task-id",
             Source::BodyMetadata => "body.metadata.user_id",
             Source::BodySession => "body.session_id",
             Source::BodyConversation => "body.conversation",
@@ -135,7 +141,7 @@ static SESSIONS: [HeaderName; 2] =
 /// In order of precedence, before every rule for the body. Codex's thread comes before its session
 /// because subagents have the session in common and the thread not; its older versions wrote both with underscores, and
 /// the oldest `conversation_id`.
-static HEADER_RULES: [HeaderRule; 16] = [
+static HEADER_RULES: [HeaderRule; 19] = [
     header_rule(Source::ClaudeCodeSession, Unit::SessionWithAgents),
     header_rule(Source::Thread, Unit::Agent),
     header_rule(Source::ThreadUnderscore, Unit::Agent),
@@ -152,6 +158,9 @@ static HEADER_RULES: [HeaderRule; 16] = [
     header_rule(Source::XConversation, Unit::Session),
     header_rule(Source::ConversationUnderscore, Unit::Session),
     header_rule(Source::DynamoSession, Unit::Session),
+    header_rule(Source::Affinity, Unit::Session),
+    header_rule(Source::GrokConversation, Unit::Session),
+    header_rule(Source::RooTask, Unit::Session),
 ];
 
 /// In order of precedence. `metadata.user_id` holds the id that Claude Code also puts into its
@@ -283,7 +292,7 @@ mod tests {
         Some((explicit.source, explicit.session.as_str().to_owned(), agent))
     }
 
-    const ALL_HEADERS: [&str; 16] = [
+    const ALL_HEADERS: [&str; 19] = [
         "x-claude-code-session-id",
         "thread-id",
         "thread_id",
@@ -300,6 +309,9 @@ mod tests {
         "x-conversation-id",
         "conversation_id",
         "x-dynamo-session-id",
+        "x-affinity",
+        "x-grok-conv-id",
+        "x-roo-task-id",
     ];
 
     const ALL_FIELDS: [(&str, &str); 5] = [

@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! body --> Scanner (JSON) or FormScanner (multipart) --> Fields --+
-//!                                                                 +--> identify --> Identity
-//! head ---------------------------------------------- HeaderMap --+                     |
-//!                                                    KeySecret, scope, model --> ConversationKey
+//!             |                                                   +--> identify --> Identity
+//! head -------|--------------------------------------- HeaderMap -+                     |
+//!             |                                      KeySecret, scope, model --> ConversationKey
+//!             +--> History (JSON)                    KeySecret, scope, model --> Chain
 //! ```
 //!
 //! The proxy hands over the body as it arrives until the [`Progress`] is no longer
 //! [`Progress::More`]; [`IdentityRules::identify`] ranks what head and body name, and [`KeySecret::key`] turns the
-//! winner into the value that everything else knows a conversation by.
+//! winner into the value that everything else knows a conversation by. Where a body was fed to its
+//! end, [`Scanner::history`] knows the conversation by its messages, and [`KeySecret::chain`] keys
+//! them.
 //!
 //! The module is pure: no I/O, no clock, no entropy, no logging. The secret of the keys comes in as
 //! an argument. The scanners hold a bounded state whatever they are fed, and never fail: a body

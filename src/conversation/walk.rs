@@ -13,12 +13,7 @@ use super::tree::{Kind, Manner, Subject, Tree};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    Value,
-    ItemOrClose,
-    KeyOrClose,
-    Key,
-    Colon,
-    CommaOrClose,
+    Expect(Expect),
     /// In a key.
     Name,
     Text(Manner),
@@ -31,6 +26,17 @@ enum Place {
     /// Behind what is no JSON.
     Lost,
     End,
+}
+
+/// The next byte that is not white space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expect {
+    Value,
+    ItemOrClose,
+    KeyOrClose,
+    Key,
+    Colon,
+    CommaOrClose,
 }
 
 /// The values of one body that enter its history, one after the other.
@@ -99,43 +105,36 @@ impl Walk {
     /// Consumes some bytes, or none where only the place changed.
     fn step(&mut self, bytes: &[u8]) -> usize {
         match self.place {
-            Place::Value | Place::ItemOrClose | Place::KeyOrClose | Place::Key | Place::Colon | Place::CommaOrClose => {
-                if is_space(bytes[0]) {
-                    1
-                } else {
-                    self.punctuation(bytes)
-                }
-            }
+            Place::Expect(_) if is_space(bytes[0]) => 1,
+            Place::Expect(expected) => self.punctuation(expected, bytes),
             Place::Name => self.read_name(bytes),
             Place::Text(manner) => self.read_text(manner, bytes),
             Place::Scalar => self.read_scalar(bytes),
-            Place::SkipScalar => {
-                let used = scalar_length(bytes);
-                if used < bytes.len() {
-                    self.end_value();
-                }
-                used
-            }
-            Place::Deep | Place::Skip | Place::Lost => self.skip(bytes),
+            Place::Deep => self.read_deep(bytes),
+            Place::Skip => self.skip(bytes),
+            Place::SkipScalar => self.skip_scalar(bytes),
+            Place::Lost => self.pass_lost(bytes),
             Place::End => bytes.len(),
         }
     }
 
-    fn punctuation(&mut self, bytes: &[u8]) -> usize {
-        match (self.place, bytes[0]) {
-            (Place::ItemOrClose, b']') | (Place::KeyOrClose, b'}') => self.close(),
-            (Place::CommaOrClose, b']') if self.tree.kind() == Some(Kind::Array) => self.close(),
-            (Place::CommaOrClose, b'}') if self.tree.kind() == Some(Kind::Object) => self.close(),
-            (Place::Value | Place::ItemOrClose, _) => return self.begin_value(bytes),
-            (Place::KeyOrClose | Place::Key, b'"') => return self.read_members(bytes),
-            (Place::Colon, b':') => self.place = Place::Value,
-            (Place::CommaOrClose, b',') => {
-                let in_object = self.tree.kind() == Some(Kind::Object);
-                self.place = if in_object { Place::Key } else { Place::Value };
-            }
-            _ => return self.lose(),
+    fn punctuation(&mut self, expected: Expect, bytes: &[u8]) -> usize {
+        match (expected, bytes[0]) {
+            (Expect::ItemOrClose, b']') | (Expect::KeyOrClose, b'}') => self.close(),
+            (Expect::CommaOrClose, b']') if self.tree.kind() == Some(Kind::Array) => self.close(),
+            (Expect::CommaOrClose, b'}') if self.tree.kind() == Some(Kind::Object) => self.close(),
+            (Expect::CommaOrClose, b',') => self.place = self.after_comma(),
+            (Expect::Value | Expect::ItemOrClose, _) => return self.begin_value(bytes),
+            (Expect::KeyOrClose | Expect::Key, b'"') => return self.read_members(bytes),
+            (Expect::Colon, b':') => self.place = Place::Expect(Expect::Value),
+            (Expect::KeyOrClose | Expect::Key | Expect::Colon | Expect::CommaOrClose, _) => return self.lose(),
         }
         1
+    }
+
+    fn after_comma(&self) -> Place {
+        let in_object = self.tree.kind() == Some(Kind::Object);
+        Place::Expect(if in_object { Expect::Key } else { Expect::Value })
     }
 
     fn close(&mut self) {
@@ -145,7 +144,7 @@ impl Walk {
 
     fn end_value(&mut self) {
         self.counts = true;
-        self.place = if self.tree.depth() == 0 { Place::End } else { Place::CommaOrClose };
+        self.place = if self.tree.depth() == 0 { Place::End } else { Place::Expect(Expect::CommaOrClose) };
     }
 
     /// What comes is no JSON.
@@ -162,17 +161,17 @@ impl Walk {
         let mut at = 0;
         loop {
             at += self.begin_name(&bytes[at..]);
-            if self.place != Place::Colon || bytes.get(at) != Some(&b':') {
+            if self.place != Place::Expect(Expect::Colon) || bytes.get(at) != Some(&b':') {
                 return at;
             }
             at += 1;
-            self.place = Place::Value;
+            self.place = Place::Expect(Expect::Value);
             let Some(rest) = bytes.get(at..).filter(|rest| rest.first().is_some_and(|byte| !is_space(*byte))) else {
                 return at;
             };
             at += self.begin_value(rest);
             at += self.reach_key(&bytes[at..]);
-            let expects_key = self.place == Place::KeyOrClose || self.place == Place::Key;
+            let expects_key = [Expect::KeyOrClose, Expect::Key].map(Place::Expect).contains(&self.place);
             if !expects_key || bytes.get(at) != Some(&b'"') {
                 return at;
             }
@@ -183,18 +182,17 @@ impl Walk {
     #[inline]
     fn reach_key(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
-        while self.place == Place::CommaOrClose {
-            let in_object = self.tree.kind() == Some(Kind::Object);
-            match bytes.get(at) {
-                Some(b',') => self.place = if in_object { Place::Key } else { Place::Value },
-                Some(b'}') if in_object => self.close(),
-                Some(b']') if !in_object => self.close(),
-                Some(_) | None => return at,
-            };
+        while self.place == Place::Expect(Expect::CommaOrClose) {
+            match (bytes.get(at), self.tree.kind()) {
+                (Some(b','), _) => self.place = self.after_comma(),
+                (Some(b'}'), Some(Kind::Object)) | (Some(b']'), Some(Kind::Array)) => self.close(),
+                (Some(_) | None, _) => return at,
+            }
             at += 1;
         }
-        if (self.place == Place::Value || self.place == Place::ItemOrClose) && bytes.get(at) == Some(&b'{') {
-            self.open(Kind::Object, Place::KeyOrClose);
+        let expects_item = [Expect::Value, Expect::ItemOrClose].map(Place::Expect).contains(&self.place);
+        if expects_item && bytes.get(at) == Some(&b'{') {
+            self.open(Kind::Object, Expect::KeyOrClose);
             at += 1;
         }
         at
@@ -207,7 +205,7 @@ impl Walk {
             && rest[end] == b'"'
         {
             self.counts = self.tree.key(Found::whole(&rest[..end]));
-            self.place = Place::Colon;
+            self.place = Place::Expect(Expect::Colon);
             return end + 2;
         }
         self.decoder = Decoder::new();
@@ -221,15 +219,15 @@ impl Walk {
             return bytes.len();
         };
         self.counts = self.tree.key(self.text.found());
-        self.place = Place::Colon;
+        self.place = Place::Expect(Expect::Colon);
         used
     }
 
     fn begin_value(&mut self, bytes: &[u8]) -> usize {
         match bytes[0] {
             b'"' if self.counts => return self.begin_text(bytes),
-            b'{' if self.counts => self.open(Kind::Object, Place::KeyOrClose),
-            b'[' if self.counts => self.open(Kind::Array, Place::ItemOrClose),
+            b'{' if self.counts => self.open(Kind::Object, Expect::KeyOrClose),
+            b'[' if self.counts => self.open(Kind::Array, Expect::ItemOrClose),
             b'"' => {
                 self.skipper = Skipper::text();
                 self.place = Place::Skip;
@@ -248,9 +246,9 @@ impl Walk {
         1
     }
 
-    fn open(&mut self, kind: Kind, inside: Place) {
+    fn open(&mut self, kind: Kind, inside: Expect) {
         if self.tree.open(kind) {
-            self.place = inside;
+            self.place = Place::Expect(inside);
         } else {
             self.text.begin();
             self.text.push_byte(if kind == Kind::Object { b'{' } else { b'[' });
@@ -307,21 +305,38 @@ impl Walk {
         used
     }
 
-    fn skip(&mut self, bytes: &[u8]) -> usize {
+    fn read_deep(&mut self, bytes: &[u8]) -> usize {
         let end = self.skipper.feed(bytes);
         let used = end.unwrap_or(bytes.len());
-        if self.place == Place::Deep {
-            self.text.push(&bytes[..used]);
+        self.text.push(&bytes[..used]);
+        if end.is_some() {
+            self.tree.value(digest::raw(self.text.hash()));
+            self.end_value();
         }
-        match (end, self.place) {
-            (None, _) => {}
-            (Some(_), Place::Lost) => self.place = Place::End,
-            (Some(_), Place::Deep) => {
-                self.tree.value(digest::raw(self.text.hash()));
-                self.end_value();
-            }
-            (Some(_), _) => self.end_value(),
+        used
+    }
+
+    fn skip(&mut self, bytes: &[u8]) -> usize {
+        let Some(used) = self.skipper.feed(bytes) else {
+            return bytes.len();
+        };
+        self.end_value();
+        used
+    }
+
+    fn skip_scalar(&mut self, bytes: &[u8]) -> usize {
+        let used = scalar_length(bytes);
+        if used < bytes.len() {
+            self.end_value();
         }
+        used
+    }
+
+    fn pass_lost(&mut self, bytes: &[u8]) -> usize {
+        let Some(used) = self.skipper.feed(bytes) else {
+            return bytes.len();
+        };
+        self.place = Place::End;
         used
     }
 }

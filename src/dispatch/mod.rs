@@ -107,6 +107,14 @@ impl Lease {
         self.recognised
     }
 
+    /// The rest of the request's body has come, and with it more of the turn, before the response: see
+    /// [`Balancer::learn_more`].
+    pub fn learn_more(&mut self, turn: &Turn<'_>) {
+        if let Some(ticket) = &mut self.ticket {
+            self.dispatcher.with(|balancer, now| balancer.learn_more(ticket, turn, now));
+        }
+    }
+
     /// The first byte of a good response has come.
     pub fn served(&mut self) {
         if let Some(ticket) = &mut self.ticket {

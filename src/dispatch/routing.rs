@@ -50,6 +50,8 @@ pub struct Model {
     pub affinity: bool,
     /// Whether clients may name the replica they want.
     pub client_pins: bool,
+    /// Whether the balancer of a ranked server chooses among its ranks.
+    pub engine_balances: bool,
     /// Whether the engine is told a conversation's key where the client names no session of its own.
     pub send_session_id: bool,
     /// Survives reloads as long as the model does: pins, leases and counters are in it.
@@ -143,6 +145,7 @@ impl Model {
             aliases: config.aliases.iter().map(|alias| alias.name.clone()).collect(),
             affinity: config.affinity,
             client_pins: config.client_pins,
+            engine_balances: !config.affinity && config.balancing == Balancing::Engine,
             send_session_id: config.send_session_id,
             dispatcher,
         }

@@ -55,7 +55,18 @@ pub struct RequestBody {
     /// The limit of a body without an announced length, as it was when the request came.
     bytes_max: Option<usize>,
     splice: Option<Splice>,
+    late: Option<LateSearch>,
     share: Share,
+}
+
+/// A search that goes on while the body passes: what the rest says comes too late for the decision, and is learned from.
+#[derive(Debug)]
+pub struct LateSearch {
+    pub search: BodySearch,
+    /// How much of the body it has looked at.
+    seen: usize,
+    /// How much of the body has passed in this attempt.
+    passed: usize,
 }
 
 /// Reads a body until its model and session are known, and then for a replay.
@@ -207,6 +218,7 @@ impl<'a> Reader<'a> {
             released: false,
             bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
             splice: None,
+            late: None,
             share: self.share,
         })
     }
@@ -274,6 +286,19 @@ impl RequestBody {
         if let Some(splice) = &mut self.splice {
             splice.begin();
         }
+        if let Some(late) = &mut self.late {
+            late.passed = 0;
+        }
+    }
+
+    /// Goes on with a search that has looked at all that was read.
+    pub fn search_on(&mut self, search: BodySearch) {
+        self.late = Some(LateSearch { search, seen: self.read, passed: 0 });
+    }
+
+    /// The search that went on, if it has seen the whole body.
+    pub fn searched(&mut self) -> Option<BodySearch> {
+        self.late.take().map(|late| late.search).filter(BodySearch::is_complete)
     }
 
     /// Changes a part of the body on its way.
@@ -309,6 +334,9 @@ impl RequestBody {
             let piece = body.take().unwrap_or_default();
             let fresh = piece.slice(self.repeated.min(piece.len())..);
             *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&[&self.own, &fresh]) });
+        }
+        if let (Some(late), Some(piece)) = (&mut self.late, body.as_ref()) {
+            late.pass(piece);
         }
         if let (Some(splice), Some(piece)) = (&mut self.splice, body.as_mut()) {
             *piece = splice.pass(piece);
@@ -348,6 +376,15 @@ impl RequestBody {
     fn free(&mut self) {
         self.own = Bytes::new();
         self.share.release();
+    }
+}
+
+impl LateSearch {
+    fn pass(&mut self, piece: &[u8]) {
+        let known = self.seen.saturating_sub(self.passed).min(piece.len());
+        self.search.feed(&piece[known..]);
+        self.passed += piece.len();
+        self.seen = self.seen.max(self.passed);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::dispatch::{Lease, Model};
 use super::attempt::Kept;
 use super::body::RequestBody;
 use super::endpoint::Dialect;
+use super::intake::Late;
 use super::refusal::Refusal;
 
 /// One request.
@@ -23,6 +24,10 @@ pub struct Context {
     /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
     pub request: Option<EngineRequest>,
     pub body: Option<RequestBody>,
+    /// What is still to be learned from the rest of the body.
+    pub late: Option<Late>,
+    /// Whether the whole body showed that the turn is none of its conversation's: then it leaves no pin.
+    pub is_side_after_all: bool,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
     /// Replicas that failed this turn.
@@ -104,6 +109,8 @@ impl Context {
             dialect: Dialect::OpenAi,
             request: None,
             body: None,
+            late: None,
+            is_side_after_all: false,
             lease: None,
             tried: Vec::new(),
             reconnected: false,
@@ -164,6 +171,7 @@ impl Context {
             request.chain = None;
         }
         if self.is_good()
+            && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
             lease.served();
@@ -182,6 +190,11 @@ impl Context {
     pub fn session_id_to_send(&self) -> Option<ConversationKey> {
         let sends = self.request.as_ref()?.model.send_session_id;
         self.lease.as_ref().filter(|_| sends)?.conversation()
+    }
+
+    /// Whether a rank that the client names is for the engine to obey: it may name one, and kvpin doesn't know the ranks.
+    pub fn passes_rank(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.model.client_pins && request.model.engine_balances)
     }
 
     /// Whether the engine has accepted the turn.

@@ -208,6 +208,7 @@ impl Explanation {
             sent_as: named.upstream.as_deref().map(str::to_owned),
         });
         if body.is_compressed() {
+            self.looked_at_bytes = 0;
             self.notes.push("the body is compressed: it is not looked into, and the head alone decides".to_owned());
         }
     }

@@ -16,6 +16,7 @@ use crate::balancer::Evidence;
 use super::Proxy;
 use super::attempt::{Attempt, Kept, Opening};
 use super::context::Context;
+use super::intake::learn_late;
 use super::refusal::Refusal;
 use super::trouble::Trouble;
 use super::upstream::peer;
@@ -123,7 +124,8 @@ impl Proxy {
     }
 
     /// The first byte of an answer is on its way to the client: nothing is tried again from here on.
-    pub(super) fn begun(&self, context: &mut Context) {
+    pub(super) fn begun(&self, session: &Session, context: &mut Context) {
+        learn_late(&self.routing, session, context);
         let Some(elapsed) = context.first_byte() else { return };
         context.kept = None;
         if let (Some(request), Some(lease)) = (&context.request, &context.lease) {

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 
 use crate::balancer::{Balancer, ReplicaId, TurnKind};
-use crate::conversation::{AUXILIARY_BYTES_MAX, Chain, ConversationKey, Explicit, Identity, Purpose, Wanted};
+use crate::conversation::{AUXILIARY_BYTES_MAX, Chain, ConversationKey, Explicit, Fields, Identity, Purpose, Wanted};
 use crate::dispatch::{Model, Named, Routing, Table};
 
 use super::context::EngineRequest;
@@ -157,18 +157,20 @@ impl Asked<'_> {
         if judged && self.body.fields().shape.is_auxiliary(bytes) { TurnKind::Side } else { self.head.route.kind }
     }
 
-    /// Who is speaking. Of a conversation that the balancer knows, nothing but its id is of use.
+    /// Who is speaking. Of a conversation that the balancer knows, the head alone is asked for more than its id.
     pub fn identity(&self, look: Look) -> Identity {
+        let rules = &self.table.identity;
         match (look, &self.head.named) {
-            (Look::NoFurther, Some(named)) => Identity { conversation: Some(named.clone()), ..Identity::default() },
+            (Look::NoFurther, Some(_)) => rules.identify(self.headers, &Fields::default()),
             (Look::NoFurther, None) | (Look::Further | Look::ToTheEnd, _) => {
-                self.table.identity.identify(self.headers, self.body.fields())
+                rules.identify(self.headers, self.body.fields())
             }
         }
     }
 
     fn is_known(&self) -> bool {
-        let Some(conversation) = self.identity(Look::NoFurther).conversation else { return false };
+        let from_body = || self.table.identity.identify(self.headers, self.body.fields()).conversation;
+        let Some(conversation) = self.head.named.clone().or_else(from_body) else { return false };
         let key = self.key(&conversation);
         self.named.model.dispatcher.with(|balancer, now| balancer.knows(key, now))
     }

@@ -24,6 +24,7 @@ mod first_event;
 mod forward;
 mod identify;
 mod in_stream;
+mod intake;
 mod local;
 mod memory;
 mod pings;
@@ -47,23 +48,19 @@ use pingora::connectors::http::v1::Connector;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, Result};
-use tokio::time::timeout;
 
-use crate::dispatch::{Routing, Table};
+use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
-use body::{Reader, RequestBody};
-use context::EngineRequest;
 use ending::{log_failure, outcome_of, refusal_of};
-use endpoint::{Dialect, Endpoint, NotServed, Route};
-use identify::{Asked, Head, Look, choose_model};
+use endpoint::{Dialect, Endpoint, NotServed};
+use intake::{Intake, Taken};
 use memory::Budget;
 use refusal::Refusal;
-use search::BodySearch;
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const POOLED_MAX: usize = 1024;
@@ -191,44 +188,13 @@ impl Proxy {
                 return Ok(Admitted::Answered);
             }
         };
-        let (request, body) = self.read_request(session, &table, route).await?;
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
+        context.late = late;
         context.acquire()?;
         Ok(Admitted::ToReplica)
-    }
-
-    /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
-    async fn read_request(
-        &self,
-        session: &mut Session,
-        table: &Table,
-        route: Route,
-    ) -> std::result::Result<(EngineRequest, RequestBody), Refusal> {
-        let head = Head::read(route, table, &session.req_header().headers);
-        let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
-        let mut reader = Reader::new(session, &mut search, &table.config.limits, self.memory.share())?;
-        timeout(body::ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
-        reader.look_a_little();
-        let named = choose_model(table, reader.search())?;
-        let (routing, head, named) = (&*self.routing, &head, &named);
-        let asked = Asked { routing, table, headers: reader.headers(), head, named, body: reader.search() };
-        let look = asked.look(reader.length());
-        match look {
-            Look::NoFurther => reader.look_no_further(),
-            Look::Further => reader.look_on(),
-            Look::ToTheEnd => {
-                timeout(body::ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??;
-            }
-        }
-        reader.for_replay().await?;
-        let mut body = reader.finish()?;
-        let asked = Asked { routing, table, headers: &session.req_header().headers, head, named, body: &search };
-        let request = asked.engine_request(look, body.bytes_read())?;
-        if let Some(splice) = asked.splice() {
-            body.splice(splice);
-        }
-        Ok((request, body))
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.

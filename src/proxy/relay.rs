@@ -37,7 +37,7 @@ impl Attempt<'_> {
         if !has_ended {
             self.flow(exchange).await?;
         }
-        self.proxy.begun(self.context);
+        self.proxy.begun(self.session, self.context);
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
     }
 
@@ -45,7 +45,7 @@ impl Attempt<'_> {
     pub async fn tell(&mut self, kept: Kept) -> Result<()> {
         let Kept { head, body, status } = kept;
         self.context.status = Some(status);
-        self.proxy.begun(self.context);
+        self.proxy.begun(self.session, self.context);
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
             body
@@ -86,7 +86,7 @@ impl Attempt<'_> {
     }
 
     async fn pass(&mut self, chunk: Bytes) -> Result<()> {
-        self.proxy.begun(self.context);
+        self.proxy.begun(self.session, self.context);
         self.pings.passed(&chunk);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }
@@ -101,7 +101,7 @@ impl Attempt<'_> {
                 Event::Silence | Event::Head(_) => {}
             }
         }
-        self.proxy.begun(self.context);
+        self.proxy.begun(self.session, self.context);
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
         self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)

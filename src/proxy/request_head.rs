@@ -54,9 +54,10 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     // kvpin has read or will read the body, so the client was already told to go on.
     head.remove_header(&EXPECT);
     head.remove_header(REPLICA_HEADER);
-    head.remove_header(RANK_HEADER);
     if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
         head.insert_header(RANK_HEADER, rank.to_string())?;
+    } else if !context.passes_rank() {
+        head.remove_header(RANK_HEADER);
     }
     if let Some(key) = context.session_id_to_send()
         && !head.headers.contains_key(SESSION_HEADER)

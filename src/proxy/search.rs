@@ -59,6 +59,11 @@ impl BodySearch {
         self.progress() != Progress::More
     }
 
+    /// Whether nothing that is still to come could be read.
+    pub fn is_over_for_good(&self) -> bool {
+        matches!(self.progress(), Progress::Closed | Progress::Unreadable)
+    }
+
     /// Whether the body surely goes on: its JSON or its form has not ended.
     pub fn is_inside(&self) -> bool {
         matches!(self.progress(), Progress::More | Progress::Answered)

@@ -145,6 +145,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         aliases: Vec::new(),
         affinity: true,
         client_pins: true,
+        engine_balances: false,
         send_session_id: true,
         dispatcher: Arc::new(Dispatcher::new(Clock::start(), balancer)),
     });

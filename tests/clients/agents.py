@@ -21,6 +21,8 @@ RUN_S = 60
 STOP_S = 5
 TAIL = 3000
 KEY = "not-a-real-key"
+# What the smallest of the models here can do.
+CONTEXT_TOKENS, OUTPUT_TOKENS = 65536, 4096
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,6 +84,8 @@ class ClaudeCode(Agent):
             "ANTHROPIC_BASE_URL": f"http://{self.address}",
             "ANTHROPIC_AUTH_TOKEN": KEY,
             "CLAUDE_CODE_TMPDIR": self.temporary.name,
+            # The 32,000 that it would ask for leave too little of a small context for the prompt.
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(OUTPUT_TOKENS),
         }
 
     def turn(self, prompt, *flags):
@@ -147,7 +151,7 @@ class OpenCode(Agent):
             "npm": "@ai-sdk/openai-compatible",
             "name": "kvpin",
             "options": {"baseURL": f"http://{self.address}/v1", "apiKey": KEY},
-            "models": {MODEL: {"name": MODEL, "limit": {"context": 131072, "output": 4096}}},
+            "models": {MODEL: {"name": MODEL, "limit": {"context": CONTEXT_TOKENS, "output": OUTPUT_TOKENS}}},
         }
         config = {
             "autoupdate": False,

@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "tests/vllm"))
 pytest.register_assert_rewrite("stage")
 
 import agents  # noqa: E402
+import engines  # noqa: E402
 import network  # noqa: E402
 import stage  # noqa: E402
 
@@ -26,15 +27,34 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     versions = ", ".join(f"{name} {version}" for name, version in agents.versions().items())
-    return f"clients: {versions}"
+    return [f"clients: {versions}", f"real vLLM: {engines.missing() or 'installed'}"]
+
+
+@pytest.fixture(scope="session")
+def binary():
+    return Path(os.environ.get("KVPIN_BIN", ROOT / "target/debug/kvpin"))
 
 
 @pytest.fixture
-def running(tmp_path):
-    binary = Path(os.environ.get("KVPIN_BIN", ROOT / "target/debug/kvpin"))
+def running(binary, tmp_path):
     with stage.set_up(binary, tmp_path) as on_stage:
         yield on_stage
         on_stage.fail_if_ended()
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory):
+    if missing := engines.missing():
+        (pytest.fail if engines.are_required() else pytest.skip)(missing)
+    with engines.started(tmp_path_factory.mktemp("real-vllm")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def real(vllm_servers, binary, tmp_path):
+    with stage.kvpin_in_front_of(vllm_servers, binary, tmp_path) as kvpin:
+        yield engines.RealStage(vllm_servers, kvpin)
+        kvpin.child.fail_if_ended()
 
 
 @pytest.fixture

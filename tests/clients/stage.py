@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import servers
-from servers import Child, get, wait_until
+from servers import MODEL, Child, get, wait_until
 
-MODEL = "sim"
 REPLICAS = 3
 SCRIPT = Path(__file__).with_name("script.yaml")
 START_S = 15
@@ -73,6 +72,25 @@ class Counted:
     side_calls: int
     elsewhere: int  # spilled, unpinned, or of a conversation that lost its replica
 
+    @classmethod
+    def by(cls, kvpin):
+        """Waits until no turn is open: an agent may end before kvpin has booked the end of its last one."""
+        status = wait_until("all turns have ended", SETTLED_WITHIN_S, lambda: _settled_status(kvpin))
+        total = lambda *fields: sum(replica[field] for replica in status["replicas"] for field in fields)  # noqa: E731
+        return cls(
+            pins=status["conversations"],
+            first_turns=total("placed"),
+            forks=total("forked"),
+            sticky_turns=total("sticky"),
+            side_calls=total("side"),
+            elsewhere=total("spilled_in", "unpinned", "replaced"),
+        )
+
+
+def _settled_status(kvpin):
+    status = kvpin.status(MODEL)
+    return status if status["in_flight"] == 0 else None
+
 
 @dataclass
 class Stage:
@@ -93,26 +111,9 @@ class Stage:
     def side_calls(self):
         return [arrival for arrival in self.arrivals() if arrival.is_side_call]
 
-    def counted(self):
-        """Waits until no turn is open: an agent may end before kvpin has booked the end of its last one."""
-        status = wait_until("all turns have ended", SETTLED_WITHIN_S, self._settled_status)
-        total = lambda *fields: sum(replica[field] for replica in status["replicas"] for field in fields)  # noqa: E731
-        return Counted(
-            pins=status["conversations"],
-            first_turns=total("placed"),
-            forks=total("forked"),
-            sticky_turns=total("sticky"),
-            side_calls=total("side"),
-            elsewhere=total("spilled_in", "unpinned", "replaced"),
-        )
-
     def fail_if_ended(self):
         for child in [self.kvpin.child, *(replica.child for replica in self.replicas)]:
             child.fail_if_ended()
-
-    def _settled_status(self):
-        status = self.kvpin.status(MODEL)
-        return status if status["in_flight"] == 0 else None
 
 
 @contextlib.contextmanager
@@ -122,14 +123,20 @@ def set_up(binary, folder):
         for number in range(REPLICAS):
             replicas.append(Replica(binary, folder / f"replica-{number}.log"))
             running.callback(replicas[-1].child.stop)
-        config = {
-            "listen": ["127.0.0.1:0"],
-            "admin": "127.0.0.1:0",
-            "models": {MODEL: {"replicas": [replica.url for replica in replicas]}},
-        }
-        kvpin = running.enter_context(servers.running_kvpin(binary, folder, config))
-        wait_until("all replicas are up", START_S, lambda: _all_up(kvpin))
+        kvpin = running.enter_context(kvpin_in_front_of(replicas, binary, folder))
         yield Stage(replicas, kvpin)
+
+
+@contextlib.contextmanager
+def kvpin_in_front_of(replicas, binary, folder):
+    config = {
+        "listen": ["127.0.0.1:0"],
+        "admin": "127.0.0.1:0",
+        "models": {MODEL: {"replicas": [replica.url for replica in replicas]}},
+    }
+    with servers.running_kvpin(binary, folder, config) as kvpin:
+        wait_until("all replicas are up", START_S, lambda: _all_up(kvpin))
+        yield kvpin
 
 
 def _all_up(kvpin):
@@ -148,7 +155,7 @@ def assert_one_home_each(stage, identify, conversations, forks=0):
     print("turns of each conversation:", {key: len(replicas) for key, replicas in homes.items()})
     assert len(homes) == conversations, homes
     assert all(len(set(replicas)) == 1 for replicas in homes.values()), homes
-    counted = stage.counted()
+    counted = Counted.by(stage.kvpin)
     print(counted)
     turns = sum(map(len, homes.values()))
     assert counted == Counted(

@@ -42,7 +42,7 @@ const METADATA: &str = "body.metadata.user_id";
 const PROMPT_CACHE_KEY: &str = "body.prompt_cache_key";
 const FINGERPRINT: &str = "fingerprint";
 
-static EXPECTED: [Expected; 45] = [
+static EXPECTED: [Expected; 48] = [
     turn("claude-code-turn", CLAUDE_CODE),
     turn("claude-code-turn-with-hints", CLAUDE_CODE),
     turn("claude-code-compaction", CLAUDE_CODE),
@@ -85,6 +85,9 @@ static EXPECTED: [Expected; 45] = [
     turn("librechat", "x-conversation-id"),
     turn("librechat-untemplated", FINGERPRINT),
     turn("dynamo-client", "x-dynamo-session-id"),
+    turn("mistral-vibe", "x-affinity"),
+    turn("oh-my-pi", "x-grok-conv-id"),
+    turn("roo-code", "x-roo-task-id"),
     turn("openai-sdk", FINGERPRINT),
     turn("conversations-api", "body.conversation"),
     turn("conversation-id-in-the-body", "body.conversation_id"),

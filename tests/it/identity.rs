@@ -39,7 +39,8 @@ fn history(first: &str, exchanges: usize) -> Call {
 }
 
 fn chat_of(messages: &[Value]) -> Call {
-    Call::post(CHAT, json!({"model": MODEL, "messages": messages, "max_tokens": 2}).to_string())
+    // With the model first, as clients write it.
+    Call::post(CHAT, format!(r#"{{"model":"{MODEL}","messages":{},"max_tokens":2}}"#, json!(messages)))
 }
 
 /// The side call of Claude Code that makes a title: the session's header, no tools, no thinking, a schema.
@@ -228,15 +229,76 @@ async fn a_fork_under_a_new_session_starts_where_its_history_is() {
     for fork in ["fork-1", "fork-2"] {
         let reply = kvpin.call(&history("The question.", 2).of(fork)).await;
         assert_eq!(seen(&reply), ("placed", parent.replica()));
-        kvpin.until_logged("reason=forked").await;
         assert_eq!(seen(&kvpin.call(&history("The question.", 3).of(fork)).await), ("sticky", parent.replica()));
     }
+    assert_eq!(kvpin.metric("kvpin_forked_conversations_total").await, 2.0);
     let alike: BTreeSet<_> = [
         kvpin.call(&history("The question.", 0).of("alike-1")).await.replica().to_owned(),
         kvpin.call(&history("The question.", 0).of("alike-2")).await.replica().to_owned(),
     ]
     .into();
     assert_eq!(alike.len(), 2, "what only begins alike is placed by load");
+}
+
+/// Sends a turn of which the greater part comes only after its replica was chosen.
+async fn call_in_two(kvpin: &Kvpin, call: &Call) -> Reply {
+    let mut wire = kvpin.connect().await;
+    wire.send(&call.head_bytes()).await;
+    wire.send(&call.body[..100]).await;
+    until("the turn has its replica", async || (kvpin.in_flight().await == 1).then_some(())).await;
+    wire.send(&call.body[100..]).await;
+    wire.reply("POST").await.expect("a response")
+}
+
+/// 40 KB in front of the question.
+fn long_history(exchanges: usize) -> Call {
+    history(&format!("{} The question.", "A line of a file. ".repeat(2_000)), exchanges)
+}
+
+#[tokio::test]
+async fn what_comes_after_the_decision_is_learned_from() {
+    let replicas = start_many(4, fast()).await;
+    let kvpin = in_front_of(&replicas).await;
+    let parent = call_in_two(&kvpin, &long_history(0).of("parent")).await;
+    assert_eq!(seen(&parent).0, "placed");
+    for fork in ["fork-1", "fork-2"] {
+        let reply = kvpin.call(&long_history(1).of(fork)).await;
+        assert_eq!(seen(&reply), ("placed", parent.replica()));
+    }
+    assert_eq!(kvpin.metric("kvpin_forked_conversations_total").await, 2.0);
+
+    let mut both = long_history(0).of("one-id");
+    both.body.pop();
+    both.body.extend_from_slice(br#","prompt_cache_key":"another-id"}"#);
+    let home = call_in_two(&kvpin, &both).await;
+    let mut alone = chat_of(&[json!({"role": "user", "content": "hello"})]);
+    alone = alone.header("x-session-id", "another-id");
+    assert_eq!(seen(&kvpin.call(&alone).await), ("sticky", home.replica()));
+}
+
+#[tokio::test]
+async fn a_side_call_that_shows_itself_after_the_decision_leaves_no_pin() {
+    let replicas = start_many(2, fast()).await;
+    let kvpin = in_front_of(&replicas).await;
+    let mut body: Value = serde_json::from_slice(&title("one").body).expect("JSON");
+    body["system"] = json!("Name this session. ".repeat(2_000));
+    let long = Call::post(MESSAGES, body.to_string()).header("X-Claude-Code-Session-Id", "one");
+    assert_eq!(seen(&call_in_two(&kvpin, &long).await).0, "placed");
+    until("the turn has ended", async || (kvpin.in_flight().await == 0).then_some(())).await;
+    assert_eq!(conversations(&kvpin).await, 0);
+    assert_eq!(seen(&kvpin.call(&long).await).0, "side", "where it comes whole");
+}
+
+#[tokio::test]
+async fn an_id_that_a_later_head_brings_along_is_an_alias_too() {
+    let replicas = start_many(3, fast()).await;
+    let kvpin = in_front_of(&replicas).await;
+    let turn = || history("The question.", 0);
+    let home = kvpin.call(&turn().header("x-session-id", "a")).await;
+    let both = turn().header("x-session-id", "a").header("x-session-affinity", "b");
+    assert_eq!(seen(&kvpin.call(&both).await), ("sticky", home.replica()));
+    let other = kvpin.call(&turn().header("x-session-affinity", "b")).await;
+    assert_eq!(seen(&other), ("sticky", home.replica()));
 }
 
 #[tokio::test]

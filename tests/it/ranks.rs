@@ -130,6 +130,9 @@ async fn without_affinity_the_engines_own_balancer_may_choose_the_rank() {
     let mut headers = arrived.iter().flat_map(|arrival| &arrival.headers);
     assert!(headers.all(|(name, _)| name != "x-data-parallel-rank"), "the engine chooses");
     assert!(arrived.iter().all(|arrival| arrival.rank.is_some()));
+    // A client may still name one, which only the engine knows.
+    let reply = kvpin.call(&turn("free").header("x-data-parallel-rank", "1")).await;
+    assert_eq!((reply.status(), turns(&server).last().and_then(|arrival| arrival.rank)), (200, Some(1)));
 }
 
 #[tokio::test]

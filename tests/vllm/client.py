@@ -11,6 +11,9 @@ from servers import MODEL
 
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+TOKENIZE = "/tokenize"
 TIMEOUT_S = 60
 
 

@@ -6,6 +6,8 @@ import servers
 from servers import ALIAS, MODEL
 
 RECORDED_MODEL = "recorded"
+# A name that the engine doesn't know: kvpin has to put the model's own in its place.
+TRANSLATED_ALIAS = "claude-haiku-4-5"
 
 
 @dataclass
@@ -28,10 +30,17 @@ class Fleet:
 
     def prompt_tokens(self):
         """What each engine itself has counted so far, by the replica's name."""
+        return self._counted("vllm:prompt_tokens_total")
+
+    def prefix_cache_hits(self):
+        """The tokens that each engine has found in its prefix cache so far, by the replica's name."""
+        return self._counted("vllm:prefix_cache_hits_total")
+
+    def _counted(self, series):
         return {
             engine.name: counted[engine.rank]
             for server in self.servers
-            for counted in [server.series("vllm:prompt_tokens_total")]
+            for counted in [server.series(series)]
             for engine in server.engines
         }
 
@@ -39,15 +48,22 @@ class Fleet:
         return configuration(self.servers, self.recorder, affinity)
 
 
+def grown(before, after):
+    """What has become more, and by how much."""
+    return {name: count - before[name] for name, count in after.items() if count != before[name]}
+
+
 def configuration(vllm_servers, recorder, affinity=True):
     """kvpin's configuration: one model over all of vLLM, one that is only recorded."""
     return {
         "listen": ["127.0.0.1:0"],
         "admin": "127.0.0.1:0",
+        # For bodies that kvpin doesn't look into.
+        "default_model": MODEL,
         "models": {
             # Without `max_num_seqs`, so that the figure has to come from the engine that tells it.
             MODEL: {
-                "aliases": [ALIAS],
+                "aliases": [ALIAS, {"name": TRANSLATED_ALIAS, "upstream": MODEL}],
                 "affinity": affinity,
                 "replicas": [server.replica for server in vllm_servers],
             },

@@ -1,12 +1,13 @@
 """Writes a tiny Qwen3 with random weights, and a tokenizer for it, into a folder.
 
-    make_model.py FOLDER
+    make_model.py FOLDER [ANSWER]
 
-Its answers are noise. What the tests look at (prefix cache, usage, metrics, the HTTP API) is vLLM's own and does not
-depend on what the weights have learnt. The tokenizer is trained on the source of Python's standard library, the one
-English-like text that every machine with Python has.
+Its answers are noise, or always ANSWER: real agents want one that ends. What the tests look at (prefix cache, usage,
+metrics, the HTTP API) is vLLM's own and does not depend on what the weights have learnt. The tokenizer is trained on the
+source of Python's standard library, the one English-like text that every machine with Python has.
 """
 
+import itertools
 import sys
 import sysconfig
 from pathlib import Path
@@ -35,11 +36,16 @@ CHAT_TEMPLATE = """\
 {% endif %}"""
 
 
-def main(folder: str) -> None:
+def main(folder: str, answer: str = "") -> None:
     tokenizer = train_tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    Qwen3ForCausalLM(tiny_qwen3(tokenizer)).to(torch.bfloat16).save_pretrained(folder)
+    config = tiny_qwen3(tokenizer)
+    config.tie_word_embeddings = not answer
+    model = Qwen3ForCausalLM(config)
+    if answer:
+        teach(model, tokenizer, answer)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
@@ -65,6 +71,26 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+@torch.no_grad()
+def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, answer: str) -> None:
+    """Makes each token of the answer follow the one before it, the first one the newline that ends every prompt.
+
+    The layers compute and keep their keys and values like any others, but add nothing to the last token's embedding.
+    """
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    embeddings, heads = model.model.embed_tokens.weight, model.lm_head.weight
+    # Of 128 signs each: their product is 128 with themselves and seldom beyond 45 with another's. Ten times that is certain
+    # at any temperature.
+    embeddings.copy_(torch.randint(0, 2, embeddings.shape) * 2 - 1)
+    heads.zero_()
+    tokens = tokenizer.encode("\n") + tokenizer.encode(answer) + [tokenizer.eos_token_id]
+    assert len(set(tokens)) == len(tokens), "a token that comes twice would have two followers"
+    for token, follower in itertools.pairwise(tokens):
+        heads[follower] = 10 * embeddings[token]
+
+
 def tiny_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=len(tokenizer),
@@ -82,4 +108,4 @@ def tiny_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

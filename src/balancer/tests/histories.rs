@@ -47,8 +47,8 @@ fn a_turn_that_was_not_served_registers_nothing() {
         box_.end(ticket, outcome);
         assert_eq!(registered(&box_), 1, "{outcome:?}");
     }
-    // So the same turn is still the next one of its conversation.
-    assert_eq!(box_.serve(&unnamed(&history("u1 a1 u2", 100))).decision, STICKY);
+    // So another turn may still be the next one of its conversation.
+    assert_eq!(box_.serve(&unnamed(&history("u1 a1 v2", 100))).decision, STICKY);
     assert_eq!(registered(&box_), 2);
 }
 
@@ -91,6 +91,104 @@ fn copies_of_one_fork_are_one_conversation() {
     let conversation = copies[0].conversation;
     copies.into_iter().for_each(|copy| box_.complete(copy));
     assert_eq!(box_.serve(&unnamed(&fork)).conversation, conversation);
+}
+
+#[test]
+fn conversations_that_begin_alike_and_go_on_at_once_end_as_one_each() {
+    let mut box_ = Rig::new(4, policy());
+    let begin: Vec<_> = (0..10).map(|_| box_.try_arrive(&unnamed(&history("u", 10))).unwrap()).collect();
+    begin.into_iter().for_each(|ticket| box_.complete(ticket));
+    let second = |n| history(&format!("u a{n} u{n}"), 10);
+    let overlapping: Vec<_> = (0..10).map(|n| box_.try_arrive(&unnamed(&second(n))).unwrap()).collect();
+    overlapping.into_iter().for_each(|ticket| box_.complete(ticket));
+    let third = |n| history(&format!("u a{n} u{n} a v"), 10);
+    let conversations: std::collections::BTreeSet<_> = (0..10)
+        .map(|n| box_.serve(&unnamed(&third(n))))
+        .inspect(|done| assert_eq!(done.decision, STICKY))
+        .map(|done| done.conversation)
+        .collect();
+    assert_eq!((conversations.len(), box_.balancer.snapshot(box_.now).conversations), (10, 10));
+}
+
+#[test]
+fn a_copy_of_a_turn_in_flight_is_no_fork() {
+    let mut box_ = Rig::new(4, policy());
+    let first = box_.serve(&unnamed(&history("u1", 10)));
+    let second = history("u1 a1 u2", 10);
+    let copies: Vec<_> = (0..3).map(|_| box_.try_arrive(&unnamed(&second)).unwrap()).collect();
+    assert!(copies.iter().all(|copy| copy.conversation == first.conversation));
+    let ends = [Outcome::Rejected, Outcome::Completed, Outcome::Failed];
+    for (mut copy, outcome) in copies.into_iter().zip(ends) {
+        if outcome == Outcome::Completed {
+            box_.balancer.served(&mut copy, box_.now);
+        }
+        box_.end(copy, outcome);
+    }
+    // The one that was served counts, whatever became of the others.
+    assert_ne!(box_.serve(&unnamed(&history("u1 b1 v2", 10))).conversation, first.conversation);
+    assert_eq!(box_.serve(&unnamed(&history("u1 a1 u2 a2 u3", 10))).conversation, first.conversation);
+}
+
+#[test]
+fn a_copy_that_is_served_late_does_not_undo_what_came_after_it() {
+    let mut box_ = Rig::new(4, policy());
+    let chain = history("u1", 10);
+    let late = box_.try_arrive(&unnamed(&chain)).unwrap();
+    let first = box_.serve(&unnamed(&chain));
+    box_.serve(&unnamed(&history("u1 a1 u2", 10)));
+    box_.complete(late);
+    assert_ne!(box_.serve(&unnamed(&history("u1 b1 v2", 10))).conversation, first.conversation);
+}
+
+#[test]
+fn a_history_that_comes_after_the_decision_is_learned_with_the_turn() {
+    let mut box_ = Rig::new(4, policy());
+    for n in 90..93 {
+        box_.turn(n);
+    }
+    let mut ticket = box_.arrive(1);
+    let decided = Foreseen::of(&ticket);
+    let late = history("u1 a1 u2", 100);
+    let aliases = [ConversationKey(7)];
+    box_.balancer.learn_more(&mut ticket, &Turn { chain: Some(&late), aliases: &aliases, ..turn(1) }, box_.now);
+    assert_eq!(Foreseen::of(&ticket), decided);
+    assert_eq!(box_.balancer.snapshot(box_.now).histories, 0);
+    box_.complete(ticket);
+    let snapshot = box_.balancer.snapshot(box_.now);
+    assert_eq!((snapshot.histories, snapshot.conversation_aliases), (1, 1));
+    assert_eq!(box_.turn(7).conversation, decided.conversation);
+    let fork = box_.serve(&Turn { chain: Some(&history("u1 a1 u2 a2 u3", 100)), ..turn(2) });
+    assert_eq!((fork.decision, fork.replica), (FORKED, decided.replica));
+}
+
+#[test]
+fn what_comes_late_takes_the_place_of_what_came_with_the_turn() {
+    let mut box_ = Rig::new(4, policy());
+    let first = box_.serve(&unnamed(&history("u1", 100)));
+    let mut ticket = box_.try_arrive(&unnamed(&history("u1 a1 u2", 100))).unwrap();
+    box_.balancer.learn_more(&mut ticket, &unnamed(&history("u1 b1 v2", 100)), box_.now);
+    box_.complete(ticket);
+    assert_eq!(box_.serve(&unnamed(&history("u1 b1 v2 b2 v3", 100))).conversation, first.conversation);
+    assert_ne!(box_.serve(&unnamed(&history("u1 a1 u2", 100))).conversation, first.conversation);
+}
+
+#[test]
+fn a_turn_that_is_in_no_conversation_or_was_served_learns_nothing_late() {
+    let mut box_ = Rig::new(2, policy());
+    let chain = history("u1", 100);
+    let late = Turn { chain: Some(&chain), aliases: &[ConversationKey(7)], ..turn(1) };
+    let pinned = Turn { client_pin: Some(id(1)), ..turn(1) };
+    for early in [Turn { conversation: None, ..turn(0) }, Turn { kind: TurnKind::Side, ..turn(1) }, pinned] {
+        let mut ticket = box_.try_arrive(&early).unwrap();
+        box_.balancer.learn_more(&mut ticket, &late, box_.now);
+        box_.complete(ticket);
+    }
+    let mut ticket = box_.arrive(1);
+    box_.balancer.served(&mut ticket, box_.now);
+    box_.balancer.learn_more(&mut ticket, &late, box_.now);
+    box_.complete(ticket);
+    let snapshot = box_.balancer.snapshot(box_.now);
+    assert_eq!((snapshot.histories, snapshot.conversation_aliases), (0, 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::*;
 #[derive(Clone, Debug)]
 enum Event {
     Arrive(Request),
+    LearnMore { ticket: usize, request: Request },
     Served { ticket: usize },
     Finish { ticket: usize, outcome: Outcome },
     Health { replica: usize, up: bool },
@@ -60,6 +61,7 @@ fn event() -> impl Strategy<Value = Event> {
     ];
     prop_oneof![
         8 => request().prop_map(Event::Arrive),
+        2 => (0..40usize, request()).prop_map(|(ticket, request)| Event::LearnMore { ticket, request }),
         5 => (0..40usize).prop_map(|ticket| Event::Served { ticket }),
         7 => (0..40usize, outcome).prop_map(|(ticket, outcome)| Event::Finish { ticket, outcome }),
         2 => (0..5usize, any::<bool>()).prop_map(|(replica, up)| Event::Health { replica, up }),
@@ -76,11 +78,16 @@ fn event() -> impl Strategy<Value = Event> {
 fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
     match event {
         Event::Arrive(request) => arrive(rig, tickets, request),
+        Event::LearnMore { ticket, request } if *ticket < tickets.len() => {
+            let aliases: Vec<_> = request.aliases.iter().copied().map(ConversationKey).collect();
+            let late = Turn { aliases: &aliases, chain: request.chain.as_ref(), ..turn(0) };
+            rig.balancer.learn_more(&mut tickets[*ticket], &late, rig.now);
+        }
         Event::Served { ticket } if *ticket < tickets.len() => rig.balancer.served(&mut tickets[*ticket], rig.now),
         Event::Finish { ticket, outcome } if *ticket < tickets.len() => {
             rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
         }
-        Event::Served { .. } | Event::Finish { .. } => {}
+        Event::LearnMore { .. } | Event::Served { .. } | Event::Finish { .. } => {}
         Event::Health { replica, up } => {
             let health = if *up { Health::Up } else { Health::Down(DownReason::ProbeFailed) };
             rig.balancer.set_health(id(*replica), health, rig.now);
