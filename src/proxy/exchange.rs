@@ -10,6 +10,7 @@ use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
 
 use super::alarm::Alarm;
+use super::body::RequestBody;
 use super::context::Context;
 use super::refusal::Refusal;
 use super::request_head;
@@ -51,12 +52,9 @@ impl Exchange {
         let mut exchange = Exchange { replica, upload: Upload::Coming };
         let head = request_head::for_replica(session, context)?;
         exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
-        // Only where it isn't on already. What comes from here on can be repeated as long as it fits.
-        session.as_mut().enable_retry_buffering();
-        let buffered = session.as_ref().get_retry_buffer();
-        if buffered.is_some() || session.is_body_empty() {
-            exchange.send(session, context, buffered).await?;
-        }
+        let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
+        let is_last = session.is_body_done();
+        exchange.send(session, first, is_last).await?;
         Ok(exchange)
     }
 
@@ -76,7 +74,9 @@ impl Exchange {
                 }
                 piece = session.as_mut().read_body_or_idle(is_sent), if !is_refused => {
                     let piece = piece.map_err(Error::into_down)?;
-                    self.send(session, context, piece).await?;
+                    let is_last = session.is_body_done() || piece.is_none();
+                    let piece = outgoing(session, context, piece.unwrap_or_default())?;
+                    self.send(session, piece, is_last).await?;
                 }
                 () = alarm.rings() => return Ok(Event::Silence),
             }
@@ -110,11 +110,8 @@ impl Exchange {
         })
     }
 
-    /// Sends a piece of the body, as the replica is to get it.
-    async fn send(&mut self, session: &mut Session, context: &mut Context, piece: Option<Bytes>) -> Result<()> {
-        let is_last = session.is_body_done() || piece.is_none();
-        let piece = outgoing(session, context, piece, is_last)?;
-        let is_last = is_last || piece.is_none();
+    /// Sends a piece of the body, while a client that has nothing more to send is watched.
+    async fn send(&mut self, session: &mut Session, piece: Bytes, is_last: bool) -> Result<()> {
         let written = tokio::select! {
             written = write(&mut self.replica, piece, is_last) => written,
             error = left(session), if session.is_body_done() => return Err(error),
@@ -132,27 +129,18 @@ impl Exchange {
 }
 
 /// What goes out in the place of a piece that has come in.
-fn outgoing(
-    session: &Session,
-    context: &mut Context,
-    mut piece: Option<Bytes>,
-    is_last: bool,
-) -> Result<Option<Bytes>> {
-    let Some(kept) = &mut context.body else { return Ok(piece) };
-    if let Some(bytes_max) = kept.is_over(session.body_bytes_read()) {
+fn outgoing(session: &Session, context: &mut Context, piece: Bytes) -> Result<Bytes> {
+    let Some(body) = &mut context.body else { return Ok(piece) };
+    if let Some(bytes_max) = body.is_over(session.body_bytes_read()) {
         // The replica sees its request break off.
         return Err(context.refused(Refusal::BodyTooLarge { bytes_max }));
     }
-    kept.forward(&mut piece, is_last);
-    if session.as_ref().retry_buffer_truncated() {
-        kept.release();
-    }
-    Ok(piece)
+    Ok(body.pass(piece))
 }
 
-async fn write(replica: &mut HttpSession, piece: Option<Bytes>, is_last: bool) -> Result<()> {
+async fn write(replica: &mut HttpSession, piece: Bytes, is_last: bool) -> Result<()> {
     // In chunks, an empty piece would be the end.
-    if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
+    if !piece.is_empty() {
         replica.write_body(&piece).await?;
     }
     if is_last {

@@ -33,7 +33,7 @@ impl Proxy {
             if let Some(kept) = kept {
                 context.kept = Some(kept);
             }
-            let Err(refusal) = self.try_again(session, context, trouble) else { continue };
+            let Err(refusal) = self.try_again(context, trouble) else { continue };
             let Some(kept) = context.kept.take() else { return Err(context.refused(refusal)) };
             return Attempt::new(self, session, context).tell(kept).await;
         }
@@ -50,9 +50,6 @@ impl Proxy {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
-        if let Some(body) = &mut context.body {
-            body.begin_attempt();
-        }
         let mut attempt = Attempt::new(self, session, context);
         let (opening, exchange) = attempt.open(replica, is_pooled).await?;
         let (answer, mut exchange) = match (opening, exchange) {
@@ -79,16 +76,11 @@ impl Proxy {
 
     /// Chooses where the turn is tried next: the same replica on a fresh connection, or another one. Refuses where it can't
     /// begin anew, and where there is nobody left.
-    fn try_again(
-        &self,
-        session: &mut Session,
-        context: &mut Context,
-        trouble: Trouble,
-    ) -> std::result::Result<(), Refusal> {
+    fn try_again(&self, context: &mut Context, trouble: Trouble) -> std::result::Result<(), Refusal> {
         let limits = &self.routing.table().config.limits;
         context.breaks += usize::from(trouble.is_break());
         let may = context.breaks < limits.breaks_max && context.tried.len() + 1 < limits.tries_max;
-        let can_replay = context.body.as_ref().is_some_and(|body| body.can_replay(session));
+        let can_replay = context.body.as_ref().is_some_and(|body| body.can_replay());
         if trouble == Trouble::StaleConnection && can_replay {
             context.reconnected = true;
         } else if may && can_replay {

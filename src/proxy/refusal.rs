@@ -23,8 +23,6 @@ pub enum Refusal {
     BodyTimedOut,
     /// The client stopped sending before the body was complete.
     BodyCutShort,
-    /// A chunked body ended inside its JSON.
-    BodyIncomplete,
     /// No model was named, and several are served.
     NoModel {
         served: Vec<String>,
@@ -94,7 +92,6 @@ impl Refusal {
             Refusal::BodyTooLarge { .. } => "body_too_large",
             Refusal::BodyTimedOut => "body_timed_out",
             Refusal::BodyCutShort => "body_cut_short",
-            Refusal::BodyIncomplete => "body_incomplete",
             Refusal::NoModel { .. } => "no_model",
             Refusal::CompressedBody { .. } => "compressed_body",
             Refusal::UnknownModel { .. } => "unknown_model",
@@ -150,7 +147,6 @@ impl Refusal {
             | Refusal::Internal => false,
             Refusal::UnknownPath
             | Refusal::WrongMethod { .. }
-            | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::UnknownModel { .. }
@@ -175,7 +171,6 @@ impl Refusal {
             Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
             Refusal::BodyTimedOut => bad_request(408),
             Refusal::BodyCutShort
-            | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
@@ -209,7 +204,6 @@ impl Refusal {
             }
             Refusal::BodyTimedOut => "The request body stopped arriving.".into(),
             Refusal::BodyCutShort => "The request body ended before its announced length.".into(),
-            Refusal::BodyIncomplete => "The request body ended before its JSON did.".into(),
             Refusal::NoModel { served } => format!(
                 "No `model` was found in the request body, and several models are served here: {}.",
                 names(served)
