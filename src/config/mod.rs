@@ -74,7 +74,7 @@ pub struct Limits {
     pub replay_bytes_max: usize,
     /// Request bytes held for all turns together; at least `replay_bytes_max`.
     pub replay_memory_bytes_max: usize,
-    /// How long, after the decision, a turn waits for the rest of its body to become replayable.
+    /// How long a turn that could be decided waits for the rest of its body, so that its history is known to the decision.
     pub replay_wait: Duration,
     /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
     pub response_timeout: Duration,

@@ -165,8 +165,8 @@ impl<'a> Reader<'a> {
         self.length
     }
 
-    /// Reads what arrives within a moment, so that the whole body is at hand for a replay. A body that is announced to be
-    /// too large for that, or that is slow, isn't waited for.
+    /// Reads what arrives within a moment, so that the whole body, and with it the history, is at hand for the decision. A
+    /// body that is announced to be too large to be kept, or that is slow, isn't waited for.
     pub async fn for_replay(&mut self) -> Result<(), Refusal> {
         if self.length.is_some_and(|length| length > self.limits.replay_bytes_max) || self.session.is_body_empty() {
             return Ok(());
@@ -389,3 +389,68 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
 
 /// How long the rest of a refused request's body is read to keep its connection.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use prometheus::IntGauge;
+
+    use super::super::memory::Budget;
+    use super::*;
+
+    const BODY: &[u8] = br#"{"model":"alias","messages":[1,2,3]}"#;
+
+    fn budget() -> Arc<Budget> {
+        Arc::new(Budget::new(IntGauge::new("held", "Held.").unwrap()))
+    }
+
+    /// A body of which so many bytes were read before its replica was known.
+    fn read_to(read: usize, kept_max: usize, budget: &Arc<Budget>) -> RequestBody {
+        let mut share = budget.share();
+        assert!(share.take(read, 1000));
+        RequestBody {
+            read,
+            own: Bytes::from_static(&BODY[..read]),
+            later: BytesMut::new(),
+            released: false,
+            bytes_max: None,
+            kept_max,
+            memory_max: 1000,
+            splice: None,
+            late: None,
+            share,
+        }
+    }
+
+    #[test]
+    fn a_second_attempt_sends_what_the_first_has_sent_and_goes_on_from_there() {
+        for read in 0..=BODY.len() {
+            for broke_at in read..=BODY.len() {
+                for with in [r#""alias""#, r#""m""#, r#""a-longer-name""#] {
+                    let mut body = read_to(read, 100, &budget());
+                    body.splice(Splice::new(9..16, with));
+                    let first = [body.begin_attempt(), body.pass(Bytes::from_static(&BODY[read..broke_at]))].concat();
+                    assert!(body.can_replay());
+                    let mut second = body.begin_attempt().to_vec();
+                    assert_eq!(second, first, "{read} {broke_at} {with}");
+                    second.extend_from_slice(&body.pass(Bytes::from_static(&BODY[broke_at..])));
+                    assert_eq!(second, format!(r#"{{"model":{with},"messages":[1,2,3]}}"#).as_bytes());
+                    assert_eq!(body.begin_attempt(), second, "and a third one too");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_that_grows_over_what_may_be_kept_is_let_go_whole_and_still_passes() {
+        let budget = budget();
+        let mut body = read_to(10, 20, &budget);
+        let sent = [body.begin_attempt(), body.pass(Bytes::from_static(&BODY[10..20]))].concat();
+        assert!(body.can_replay());
+        let rest = body.pass(Bytes::from_static(&BODY[20..]));
+        assert!(!body.can_replay());
+        assert_eq!([sent, rest.to_vec()].concat(), BODY);
+        assert!(budget.share().take(1000, 1000), "its memory is given back");
+    }
+}

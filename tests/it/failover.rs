@@ -1,13 +1,20 @@
 //! A turn that has shown nothing of an answer goes to another replica, whatever was wrong with the first; one that has, never.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::support::call::{Call, chunk_of};
 use crate::support::client::{Piece, Reply, Wire};
 use crate::support::hand::{Hand, HandTurn, STREAM_HEAD};
 use crate::support::kvpin::{Kvpin, config};
-use crate::support::until;
+use crate::support::reserved::ReservedPort;
+use crate::support::{DEADLINE, until};
 
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
@@ -415,4 +422,52 @@ async fn a_client_that_leaves_while_its_replica_does_not_take_the_body_frees_its
     drop(wire);
     stage.until_idle().await;
     assert!(stage.hands.iter_mut().map(|hand| usize::from(hand.has_turn())).sum::<usize>() <= 1);
+}
+
+#[tokio::test]
+async fn a_replica_that_closes_its_idle_connections_just_when_the_next_turn_comes_costs_no_error() {
+    let port = ReservedPort::new();
+    let listener = port.listen();
+    let replica = tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        for patience in (0..20).cycle() {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            connections.spawn(serve_impatiently(stream, Duration::from_micros(patience * 100)));
+        }
+    });
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [format!("http://{}", port.address())] } })).await;
+    for round in 0..400_u64 {
+        let call = turn(CHAT, "racing", if round % 8 == 0 { 200 * KIB } else { KIB });
+        let reply = kvpin.call(&call).await;
+        assert_eq!((reply.status(), reply.text()), (200, call.body.len().to_string()), "round {round}");
+        // Around the moment at which the replica closes: that is what is raced with.
+        tokio::time::sleep(Duration::from_micros(round * 7 % 20 * 100)).await;
+    }
+    replica.abort();
+}
+
+/// Answers requests with the length of their body, and closes a connection that is idle for so long after one.
+async fn serve_impatiently(mut stream: TcpStream, patience: Duration) {
+    let (mut bytes, mut answered) = (Vec::new(), false);
+    loop {
+        let whole = bytes.windows(4).position(|window| window == b"\r\n\r\n").and_then(|at| {
+            let head = String::from_utf8_lossy(&bytes[..at]).to_ascii_lowercase();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+            (bytes.len() >= at + 4 + length).then_some(length)
+        });
+        if let Some(length) = whole {
+            bytes.clear();
+            answered = true;
+            let answer = response("200 OK", &length.to_string());
+            // kvpin may have given the connection up.
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+        let patience = if answered && bytes.is_empty() { patience } else { DEADLINE };
+        match timeout(patience, stream.read_buf(&mut bytes)).await {
+            Ok(Ok(read)) if read > 0 => {}
+            _ => return,
+        }
+    }
 }
