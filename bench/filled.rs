@@ -59,7 +59,7 @@ pub fn key(number: u64) -> ConversationKey {
 /// A history of so many links, another one for every number. It counts as begun with this turn.
 pub fn history(number: u64, links: u64) -> Chain {
     let link = |index| Link { key: ChainKey(key(number << 20 | index).0), text_bytes: 1_000 * (index as u32 + 1) };
-    Chain { links: (0..links).map(link).collect(), is_continued: false }
+    Chain { links: (0..links).map(link).collect(), ..Chain::default() }
 }
 
 /// A turn of a conversation, or of none.

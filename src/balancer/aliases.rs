@@ -4,6 +4,7 @@
 //! An alias leads to a pin and never to another alias, a key that has a pin is no alias, and an alias means nothing once
 //! the pin is gone. So no chain of names has to be followed, and none can turn in a circle.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::conversation::ConversationKey;
@@ -19,11 +20,20 @@ pub const ALIASES_MAX: usize = 4;
 #[derive(Debug)]
 pub struct Aliases {
     names: Recent<ConversationKey, ConversationKey>,
+    /// By the conversation, as long as turns are in flight under a name that comes to lead to it once one is served.
+    joining: BTreeMap<ConversationKey, Joining>,
+}
+
+/// A name that is about to become an alias.
+#[derive(Clone, Copy, Debug)]
+struct Joining {
+    name: ConversationKey,
+    turns: u32,
 }
 
 impl Aliases {
     pub fn new(bounds: Bounds) -> Self {
-        Aliases { names: Recent::new(bounds) }
+        Aliases { names: Recent::new(bounds), joining: BTreeMap::new() }
     }
 
     pub fn set_bounds(&mut self, bounds: Bounds) {
@@ -47,6 +57,31 @@ impl Aliases {
     /// A turn has come under that name.
     pub fn touch(&mut self, name: ConversationKey, now: Duration) {
         self.names.touch(name, now);
+    }
+
+    /// Whether a turn may join a conversation under a name: none does so under another one at this time.
+    pub fn may_join(&self, name: ConversationKey, conversation: ConversationKey) -> bool {
+        self.joining.get(&conversation).is_none_or(|joining| joining.name == name)
+    }
+
+    /// A turn that joins a conversation under a name takes its slot.
+    pub fn begin_joining(&mut self, name: ConversationKey, conversation: ConversationKey) {
+        self.joining.entry(conversation).or_insert(Joining { name, turns: 0 }).turns += 1;
+    }
+
+    /// A turn that joined a conversation was served, or has ended without that.
+    pub fn end_joining(&mut self, conversation: ConversationKey) {
+        if let Some(joining) = self.joining.get_mut(&conversation) {
+            joining.turns -= 1;
+            if joining.turns == 0 {
+                self.joining.remove(&conversation);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn joining(&self) -> usize {
+        self.joining.values().map(|joining| joining.turns as usize).sum()
     }
 
     pub fn remove(&mut self, name: ConversationKey) {

@@ -34,7 +34,7 @@ pub struct Speaker {
     pub home: Option<ReplicaId>,
     /// The id by which the turn names its conversation, if it does.
     name: Option<ConversationKey>,
-    /// Whether `name` has to be made an alias: another id of the same turn is what is known.
+    /// Whether `name` becomes an alias once the turn is served: another id of the same turn is what is known.
     joins: bool,
     /// Of whom the conversation, if it is new, is a subagent, a child session or a fork.
     parent: Option<ConversationKey>,
@@ -56,7 +56,7 @@ impl Memory {
     }
 
     /// Who speaks: the conversation that the turn names, or else the one that its history belongs to. Costs a lookup for
-    /// a known id, at most [`super::ALIASES_MAX`] more for an unknown one, and at most one for each link of a history.
+    /// a known id, at most [`super::ALIASES_MAX`] more for an unknown one, and what [`Histories::longest_known`] costs.
     pub fn recognise(&self, turn: &Turn<'_>, now: Duration) -> Option<Speaker> {
         match (turn.conversation, turn.history()) {
             (Some(name), None) => Some(self.by_name(name, turn, now)),
@@ -92,29 +92,33 @@ impl Memory {
         };
         if let Some(pin) = pin {
             pin.in_flight = pin.in_flight.saturating_add(1);
-            pin.joined |= speaker.joins;
         }
         if let Some(extension) = &speaker.extension {
             self.histories.extend(extension, key);
         }
-        self.note_name(speaker, now);
+        match speaker.joining() {
+            Some(name) => self.aliases.begin_joining(name, key),
+            None => self.touch_alias(speaker, now),
+        }
     }
 
     /// More is heard of a turn that holds a slot and was not served: its aliases, and its history if it has one, take the
     /// place of what was known of it.
     pub fn learn_more(&mut self, ticket: &mut Ticket, turn: &Turn<'_>, now: Duration) {
         let Some(conversation) = ticket.bound() else { return };
-        let mut extension = ticket.lesson.take().and_then(|lesson| lesson.extension);
+        let before = ticket.lesson.take();
+        let (mut extension, joining) = before.map_or((None, None), |lesson| (lesson.extension, lesson.joining));
         if let Some((chain, whole)) = turn.history() {
             if let Some(before) = &extension {
                 self.histories.retract(before, conversation);
             }
             let known = self.longest_known(chain, now);
-            let found = Extension::new(known.as_ref(), whole);
+            let found = Extension::new(chain, whole, known.as_ref());
+            let found = if ticket.recognised == Some(Recognised::Fingerprint) { found } else { found.named() };
             self.histories.extend(&found, conversation);
             extension = Some(found);
         }
-        ticket.lesson = Lesson::of(turn, extension);
+        ticket.lesson = Lesson::of(turn, extension, joining);
     }
 
     /// A turn of the conversation was served: its pin holds, and what the turn says of itself is learned.
@@ -122,6 +126,9 @@ impl Memory {
         let Some(conversation) = ticket.bound() else { return };
         self.pins.prove(conversation, ticket.replica, now);
         let Some(lesson) = ticket.lesson.take() else { return };
+        if let Some(name) = lesson.joining {
+            self.join(name, conversation, now);
+        }
         for alias in lesson.aliases.into_iter().flatten() {
             if self.is_free(alias, now) && self.pins.contains(conversation) {
                 self.aliases.set(alias, conversation, now);
@@ -136,8 +143,8 @@ impl Memory {
     /// with its last one.
     pub fn release(&mut self, ticket: &Ticket, now: Duration) {
         let Some(conversation) = ticket.bound() else { return };
-        if let Some(extension) = ticket.lesson.as_ref().and_then(|lesson| lesson.extension.as_ref()) {
-            self.histories.retract(extension, conversation);
+        if let Some(lesson) = &ticket.lesson {
+            self.forgo(lesson, conversation);
         }
         let Some(pin) = self.pins.touch(conversation, now) else { return };
         pin.in_flight = pin.in_flight.saturating_sub(1);
@@ -168,7 +175,7 @@ impl Memory {
         // Only one name may join a conversation this way. An id that comes with a second one is shared by several
         // conversations, as a `prompt_cache_key` that stands for a whole application is.
         let joined = turn.other_names().find_map(|other| {
-            let pin = self.pins.peek(other, now).filter(|pin| !pin.joined)?;
+            let pin = self.pins.peek(other, now).filter(|pin| !pin.joined && self.aliases.may_join(name, other))?;
             Some(Speaker { conversation: other, home: Some(pin.replica), joins: true, ..alias })
         });
         joined.unwrap_or(explicit)
@@ -178,7 +185,7 @@ impl Memory {
     /// begin alike are not.
     fn with_history(&self, speaker: Speaker, chain: &Chain, whole: Link, now: Duration) -> Speaker {
         let known = if chain.is_continued { self.longest_known(chain, now) } else { None };
-        let extension = Some(Extension::new(known.as_ref(), whole));
+        let extension = Some(Extension::new(chain, whole, known.as_ref()).named());
         let origin = known.map(|known| known.registered.conversation);
         match origin.filter(|origin| speaker.home.is_none() && *origin != speaker.conversation) {
             // What both share may be far longer than the part that is known: a named conversation's later turns
@@ -191,12 +198,13 @@ impl Memory {
         }
     }
 
+    /// A conversation with an id is not found by its history: its client says who speaks, and this one doesn't.
     fn by_history(&self, turn: &Turn<'_>, chain: &Chain, whole: Link, now: Duration) -> Speaker {
         let known = self.longest_known(chain, now);
         let speaker = |conversation| Speaker {
             home: self.home(conversation, now),
             parent: turn.parent,
-            extension: Some(Extension::new(known.as_ref(), whole)),
+            extension: Some(Extension::new(chain, whole, known.as_ref())),
             ..Speaker::unnamed(conversation)
         };
         let Some(known) = known else { return speaker(ConversationKey(whole.key.0)) };
@@ -204,9 +212,13 @@ impl Memory {
         if known.goes_on_with(whole.key) {
             return speaker(origin);
         }
+        let branch = speaker(fork_of(origin, whole.key));
+        if !known.registered.holds_answer() {
+            return branch;
+        }
         let is_worth_it = known.registered.text_bytes >= FORK_TEXT_BYTES_MIN;
         let fork_home = if is_worth_it { self.home(origin, now) } else { None };
-        Speaker { parent: turn.parent.or(Some(origin)), fork_home, ..speaker(fork_of(origin, whole.key)) }
+        Speaker { parent: turn.parent.or(Some(origin)), fork_home, ..branch }
     }
 
     fn longest_known(&self, chain: &Chain, now: Duration) -> Option<Known> {
@@ -217,15 +229,35 @@ impl Memory {
         self.pins.peek(conversation, now).map(|pin| pin.replica)
     }
 
-    /// The name of the turn leads to its conversation, where that is known by another one.
-    fn note_name(&mut self, speaker: &Speaker, now: Duration) {
-        let Some(name) = speaker.name.filter(|name| *name != speaker.conversation) else { return };
-        if speaker.joins {
+    /// The conversation was asked for under another name than its own.
+    fn touch_alias(&mut self, speaker: &Speaker, now: Duration) {
+        if let Some(name) = speaker.name.filter(|name| *name != speaker.conversation) {
+            self.aliases.touch(name, now);
+        }
+    }
+
+    /// A turn was served that came under a new name: that leads to its conversation from here on, unless it was given a
+    /// pin meanwhile.
+    fn join(&mut self, name: ConversationKey, conversation: ConversationKey, now: Duration) {
+        self.aliases.end_joining(conversation);
+        if self.home(name, now).is_some() {
+            return;
+        }
+        if let Some(pin) = self.pins.touch(conversation, now) {
+            pin.joined = true;
             // It may have had a pin that is past its age and was not swept yet.
             self.pins.forget(name);
-            self.aliases.set(name, speaker.conversation, now);
-        } else {
-            self.aliases.touch(name, now);
+            self.aliases.set(name, conversation, now);
+        }
+    }
+
+    /// What a turn would have taught is not learned.
+    fn forgo(&mut self, lesson: &Lesson, conversation: ConversationKey) {
+        if lesson.joining.is_some() {
+            self.aliases.end_joining(conversation);
+        }
+        if let Some(extension) = &lesson.extension {
+            self.histories.retract(extension, conversation);
         }
     }
 
@@ -248,6 +280,11 @@ impl Speaker {
     /// A conversation under the name that a turn gives it, of which nothing else is known.
     pub fn named(name: ConversationKey) -> Self {
         Speaker { name: Some(name), recognised: Recognised::Explicit, ..Speaker::unnamed(name) }
+    }
+
+    /// The name under which the turn joins a conversation that is known by another one.
+    pub fn joining(&self) -> Option<ConversationKey> {
+        self.name.filter(|_| self.joins)
     }
 
     fn unnamed(conversation: ConversationKey) -> Self {

@@ -417,7 +417,9 @@ fn history(words: &str, bytes_each: u32) -> Chain {
         Link { key: ChainKey(key), text_bytes: count * bytes_each }
     });
     let links = links.collect();
-    Chain { links, is_continued: words.split(' ').any(|word| word.starts_with(['a', 'b'])) }
+    let answers = words.split(' ').enumerate().filter(|(_, word)| word.starts_with(['a', 'b']));
+    let last_answer = answers.map(|(index, _)| index).last();
+    Chain { links, is_continued: last_answer.is_some(), last_answer }
 }
 
 fn histories_key(before: u64, byte: u64) -> u64 {

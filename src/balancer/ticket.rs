@@ -39,6 +39,8 @@ pub struct Ticket {
 pub(super) struct Lesson {
     pub aliases: [Option<ConversationKey>; ALIASES_MAX],
     pub extension: Option<Extension>,
+    /// The name under which the turn joins its conversation.
+    pub joining: Option<ConversationKey>,
 }
 
 impl Ticket {
@@ -49,7 +51,9 @@ impl Ticket {
             decision: choice.decision,
             conversation: speaker.map(|speaker| speaker.conversation),
             recognised: speaker.map(|speaker| speaker.recognised),
-            lesson: speaker.filter(|_| choice.decision.binds()).and_then(|speaker| Lesson::of(turn, speaker.extension)),
+            lesson: speaker
+                .filter(|_| choice.decision.binds())
+                .and_then(|speaker| Lesson::of(turn, speaker.extension, speaker.joining())),
             counted: false,
         }
     }
@@ -61,10 +65,11 @@ impl Ticket {
 }
 
 impl Lesson {
-    pub fn of(turn: &Turn<'_>, extension: Option<Extension>) -> Option<Box<Lesson>> {
+    pub fn of(turn: &Turn<'_>, extension: Option<Extension>, joining: Option<ConversationKey>) -> Option<Box<Lesson>> {
         let mut names = turn.other_names();
         let aliases: [_; ALIASES_MAX] = std::array::from_fn(|_| names.next());
-        (aliases[0].is_some() || extension.is_some()).then(|| Box::new(Lesson { aliases, extension }))
+        let teaches = aliases[0].is_some() || extension.is_some() || joining.is_some();
+        teaches.then(|| Box::new(Lesson { aliases, extension, joining }))
     }
 }
 

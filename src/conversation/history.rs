@@ -37,14 +37,16 @@ pub struct History {
     pub(super) system: u64,
     /// One for each message from the first of the user on, each over all messages up to it. Of more than 4096 the last.
     pub(super) steps: Vec<Step>,
-    /// Whether a message of the assistant is among them: the conversation did not begin with this turn.
+    /// Whether there is a message of the assistant or the result of a call: the conversation did not begin with this turn.
     pub(super) is_continued: bool,
+    /// The index of the assistant's last message in `steps`. What is behind it is what this turn asks.
+    pub(super) last_answer: Option<usize>,
 }
 
 impl Default for History {
     /// Without a system prompt, which is as good as an empty one.
     fn default() -> Self {
-        Self { system: digest::array(NO_ITEMS), steps: Vec::new(), is_continued: false }
+        Self { system: digest::array(NO_ITEMS), steps: Vec::new(), is_continued: false, last_answer: None }
     }
 }
 
@@ -77,6 +79,9 @@ pub struct Chain {
     pub links: Vec<Link>,
     /// Whether the conversation did not begin with this turn.
     pub is_continued: bool,
+    /// The index of the link of the assistant's last message. The messages behind it are what this turn asks; a client may
+    /// word the newest one anew in the next turn, and sends those up to here again as they are.
+    pub last_answer: Option<usize>,
 }
 
 impl History {
@@ -104,6 +109,8 @@ pub(super) struct Said {
     speaker: Option<Speaker>,
     /// An item of the Responses API that only an assistant makes.
     is_of_assistant: bool,
+    /// The result of what such an item asked for.
+    is_result: bool,
     pub(super) bytes: u64,
     /// Bytes that do not count in the user's first message.
     pub(super) left_out: u64,
@@ -121,7 +128,12 @@ impl Said {
 
     /// Calls of tools have types such as `function_call`, their results such as `function_call_output`.
     pub(super) fn note_type(&mut self, item: &[u8]) {
-        self.is_of_assistant |= item == b"reasoning" || item.ends_with(b"_call") || item.ends_with(b"_call_output");
+        self.is_of_assistant |= item == b"reasoning" || item.ends_with(b"_call");
+        self.is_result |= item.ends_with(b"_call_output");
+    }
+
+    fn is_answer(&self) -> bool {
+        self.is_of_assistant || self.speaker == Some(Speaker::Assistant)
     }
 
     pub(super) fn is_first_of_user(&self, before: &Messages) -> bool {
@@ -163,21 +175,28 @@ impl Messages {
         self.chain = mix(self.chain, hash);
         self.text_bytes += said.bytes - left_out;
         self.user_spoke |= said.speaker == Some(Speaker::User);
-        self.history.is_continued |= said.is_of_assistant || said.speaker == Some(Speaker::Assistant);
+        self.history.is_continued |= said.is_answer() || said.is_result;
         if self.user_spoke {
+            if said.is_answer() {
+                self.history.last_answer = Some(self.history.steps.len());
+            }
             let text_bytes = u32::try_from(self.text_bytes).unwrap_or(u32::MAX);
             self.history.steps.push(Step { hash: self.chain, text_bytes });
             // Cut by as many as are kept, so that a step is moved once at most.
             if self.history.steps.len() == 2 * STEPS {
-                self.history.steps.drain(..STEPS);
+                self.drop_first(STEPS);
             }
         }
     }
 
     /// There are no more messages.
     pub(super) fn end(&mut self) {
-        let surplus = self.history.steps.len().saturating_sub(STEPS);
-        self.history.steps.drain(..surplus);
+        self.drop_first(self.history.steps.len().saturating_sub(STEPS));
+    }
+
+    fn drop_first(&mut self, count: usize) {
+        self.history.steps.drain(..count);
+        self.history.last_answer = self.history.last_answer.and_then(|index| index.checked_sub(count));
     }
 }
 
@@ -463,6 +482,42 @@ mod tests {
             assert_eq!((history.steps.len(), history.steps[4095].text_bytes as usize), (4096, count));
         }
         assert_eq!(all(4097).steps[..4095], most.steps[1..]);
+    }
+
+    #[test]
+    fn the_last_answer_is_the_newest_message_of_the_assistant() {
+        let (asked, said) = (user(r#""q""#), r#"{"role":"assistant","content":"a"}"#);
+        let tool = r#"{"role":"tool","content":"t"}"#;
+        let (call, output) =
+            (r#"{"type":"function_call","name":"f"}"#, r#"{"type":"function_call_output","output":"a"}"#);
+        for (messages, last_answer) in [
+            (vec![asked.as_str()], None),
+            (vec![said, &asked], None),
+            (vec![&asked, said], Some(1)),
+            (vec![&asked, said, &asked], Some(1)),
+            (vec![&asked, said, tool, tool, r#"{"role":"system","content":"a"}"#], Some(1)),
+            (vec![&asked, said, tool, said, &asked], Some(3)),
+            (vec![&asked, call, output], Some(1)),
+            (vec![&asked, output], None),
+            (vec![&asked, r#"{"content":"a","role":"assistant"}"#, r#""stray""#], Some(1)),
+        ] {
+            let history = of(&messages.join(","));
+            assert_eq!(history.last_answer, last_answer, "{messages:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_answer_is_found_where_steps_were_dropped_and_lost_with_them() {
+        let after = |count: usize| {
+            let asked = vec![user(r#""q""#); count].join(",");
+            of(&format!(r#"{},{{"role":"assistant","content":"a"}},{asked}"#, user(r#""q""#)))
+        };
+        for (count, last_answer) in
+            [(4094, Some(1)), (4095, Some(0)), (4096, None), (8189, None), (8190, None), (20_000, None)]
+        {
+            let history = after(count);
+            assert_eq!((history.last_answer, history.is_continued), (last_answer, true), "{count}");
+        }
     }
 
     #[test]

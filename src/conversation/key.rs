@@ -60,7 +60,11 @@ impl KeySecret {
             hasher.write(&step.hash.to_le_bytes());
             Link { key: ChainKey(hasher.finish()), text_bytes: step.text_bytes }
         };
-        Chain { links: history.steps.iter().map(link).collect(), is_continued: history.is_continued }
+        Chain {
+            links: history.steps.iter().map(link).collect(),
+            is_continued: history.is_continued,
+            last_answer: history.last_answer,
+        }
     }
 }
 

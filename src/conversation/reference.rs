@@ -275,18 +275,27 @@ fn history(root: &Node) -> Option<History> {
         let (hash, left_out) = if is_first { first_of_user(message) } else { (Canon::of(message, 1).hash(), 0) };
         chain = mix(chain, hash);
         text_bytes += if matches!(message.value, Value::Object(_)) { bytes(message, 1) - left_out } else { 0 };
-        history.is_continued |= role == Some("assistant") || message.texts("type").any(is_of_assistant);
+        let is_answer = role == Some("assistant") || message.texts("type").any(is_of_assistant);
+        history.is_continued |= is_answer || message.texts("type").any(is_result);
         if is_first || !history.steps.is_empty() {
+            if is_answer {
+                history.last_answer = Some(history.steps.len());
+            }
             history.steps.push(Step { hash: chain, text_bytes: u32::try_from(text_bytes).unwrap_or(u32::MAX) });
         }
     }
-    history.steps.drain(..history.steps.len().saturating_sub(4096));
+    let surplus = history.steps.len().saturating_sub(4096);
+    history.steps.drain(..surplus);
+    history.last_answer = history.last_answer.and_then(|index| index.checked_sub(surplus));
     (!history.steps.is_empty()).then_some(history)
 }
 
 fn is_of_assistant(item: &str) -> bool {
-    let ends = ["_call", "_call_output"].iter().any(|end| item.ends_with(end));
-    item == "reasoning" || ends && item.len() <= SHORT
+    item == "reasoning" || item.ends_with("_call") && item.len() <= SHORT
+}
+
+fn is_result(item: &str) -> bool {
+    item.ends_with("_call_output") && item.len() <= SHORT
 }
 
 fn system(root: &Node) -> Canon {

@@ -257,7 +257,7 @@ impl Scanner {
 
     /// The first byte in the list of tools.
     fn begin_tools(&mut self, byte: u8) -> State {
-        self.shape.note_tools(byte != b']');
+        self.shape.note_tools(byte);
         self.fields.shape = self.shape.shape();
         self.skipper = Skipper::nested();
         match self.skipper.feed(&[byte]) {

@@ -43,9 +43,9 @@ impl Parts {
             || target == Target::ThinkingType && self.has_thinking_type
     }
 
-    /// `tools` is an array.
-    pub(super) fn note_tools(&mut self, has_some: bool) {
-        self.tools.get_or_insert(has_some);
+    /// `tools` is an array, and this byte is what stands first in it or closes it.
+    pub(super) fn note_tools(&mut self, first: u8) {
+        self.tools.get_or_insert(first != b']');
     }
 
     /// The value of a target begins with this byte.

@@ -227,12 +227,20 @@ impl Tree {
     }
 
     /// A text of the system prompt has ended.
-    pub(super) fn system_text(&mut self, whole: Found, is_billing: bool) {
+    pub(super) fn system_text(&mut self, whole: Found) {
         if self.depth > 0 {
-            self.block.is_billing |= is_billing;
             return self.value(whole.hash);
         }
-        self.messages.note_system(if is_billing { digest::array(NO_ITEMS) } else { text_list(whole.hash) });
+        self.messages.note_system(text_list(whole.hash));
+    }
+
+    /// A text of the system prompt has ended that is about billing.
+    pub(super) fn billing_text(&mut self, whole: Found) {
+        if self.depth > 0 {
+            self.block.is_billing = true;
+            return self.value(whole.hash);
+        }
+        self.messages.note_system(digest::array(NO_ITEMS));
     }
 
     /// A value is complete.

@@ -289,7 +289,8 @@ impl Walk {
         match manner {
             Manner::Plain => self.tree.text(self.text.found()),
             Manner::Headed => self.tree.headed_text(self.head.whole(), self.head.lead()),
-            Manner::System => self.tree.system_text(self.system.whole(), self.system.is_billing()),
+            Manner::System if self.system.is_billing() => self.tree.billing_text(self.system.whole()),
+            Manner::System => self.tree.system_text(self.system.whole()),
         }
         self.end_value();
         used

@@ -10,7 +10,6 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use log::debug;
 use pingora::ErrorType;
 use pingora::http::RequestHeader;
 use pingora::proxy::Session;
@@ -18,6 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Limits;
 
+use super::late::LateSearch;
 use super::memory::Share;
 use super::refusal::Refusal;
 use super::search::BodySearch;
@@ -53,16 +53,6 @@ pub struct RequestBody {
     splice: Option<Splice>,
     late: Option<LateSearch>,
     share: Share,
-}
-
-/// A search that goes on while the body passes: what the rest says comes too late for the decision, and is learned from.
-#[derive(Debug)]
-pub struct LateSearch {
-    pub search: BodySearch,
-    /// How much of the body it has looked at.
-    seen: usize,
-    /// How much of the body has passed in this attempt.
-    passed: usize,
 }
 
 /// Reads a body until its model and session are known, and then for a replay.
@@ -254,7 +244,7 @@ impl RequestBody {
             splice.begin();
         }
         if let Some(late) = &mut self.late {
-            late.passed = 0;
+            late.begin();
         }
         self.outgoing(self.own.clone())
     }
@@ -274,7 +264,7 @@ impl RequestBody {
 
     /// Goes on with a search that has looked at all that was read.
     pub fn search_on(&mut self, search: BodySearch) {
-        self.late = Some(LateSearch { search, seen: self.read, passed: 0 });
+        self.late = Some(LateSearch::new(search, self.read));
     }
 
     /// The search that went on, if it has seen the whole body.
@@ -332,36 +322,9 @@ impl RequestBody {
     }
 }
 
-impl LateSearch {
-    fn pass(&mut self, piece: &[u8]) {
-        let known = self.seen.saturating_sub(self.passed).min(piece.len());
-        self.search.feed(&piece[known..]);
-        self.passed += piece.len();
-        self.seen = self.seen.max(self.passed);
-    }
-}
-
 /// Half of the memory is left to bodies that have to be kept, because nothing is known of them yet.
 fn memory_for_replays(limits: &Limits) -> usize {
     limits.replay_memory_bytes_max / 2
-}
-
-/// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
-/// limit, nor one that its client holds back until it is told to go on.
-pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
-    if session.is_body_done() {
-        return true;
-    }
-    let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
-    !waits && announced_length(&session.req_header().headers).is_none_or(|length| length <= limits.body_bytes_max)
-}
-
-/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
-/// and the client could lose the answer that says why.
-pub async fn linger(session: &mut Session) {
-    if let Err(error) = session.drain_request_body().await {
-        debug!("a refused body did not end: {}", error.etype().as_str());
-    }
 }
 
 /// The length that a head announces for its body; `None` for a chunked one.
@@ -375,20 +338,6 @@ pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
         None => Some(0),
     }
 }
-
-/// How long a body may take to arrive between two reads; pingora's own default is one minute.
-pub fn set_timeouts(session: &mut Session, limits: &Limits) {
-    session.set_read_timeout(Some(limits.body_timeout));
-    session.set_write_timeout(Some(limits.write_timeout));
-    // Where it is off, the request was HTTP/1.0, had ambiguous framing, or the process is shutting down.
-    if session.get_keepalive().is_some() {
-        session.set_keepalive(Some(limits.keepalive_timeout.as_secs()));
-    }
-    session.set_total_drain_timeout(Some(DRAIN_MAX));
-}
-
-/// How long the rest of a refused request's body is read to keep its connection.
-const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

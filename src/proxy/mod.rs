@@ -16,6 +16,7 @@ mod alarm;
 mod attempt;
 mod body;
 mod context;
+mod downstream;
 mod ending;
 mod endpoint;
 mod exchange;
@@ -25,6 +26,7 @@ mod forward;
 mod identify;
 mod in_stream;
 mod intake;
+mod late;
 mod local;
 mod memory;
 mod pings;
@@ -88,7 +90,7 @@ impl ProxyHttp for Proxy {
         watchdog::disarm();
         // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
         session.set_pipelining_enabled(false);
-        body::set_timeouts(session, &self.routing.table().config.limits);
+        downstream::set_timeouts(session, &self.routing.table().config.limits);
         context.dialect = Dialect::of_path(session.req_header().uri.path());
         Ok(())
     }
@@ -155,7 +157,7 @@ impl ProxyHttp for Proxy {
         context.lease = None;
         context.body = None;
         if context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming) && session.get_keepalive().is_none() {
-            body::linger(session).await;
+            downstream::linger(session).await;
         }
         watchdog::arm();
     }
@@ -200,7 +202,7 @@ impl Proxy {
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
-        if refusal.keeps_connection() && body::is_worth_draining(session, &self.routing.table().config.limits) {
+        if refusal.keeps_connection() && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);

@@ -134,6 +134,40 @@ async fn opencodes_title_is_a_side_call_and_a_chat_without_tools_is_a_turn() {
 }
 
 #[tokio::test]
+async fn a_refused_turn_pins_nothing_and_a_cancelled_one_keeps_what_was_there() {
+    let mut hand = Hand::start();
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [hand.url()] } })).await;
+    let turn = || Call::post(CHAT, r#"{"model":"m"}"#).of("one");
+    let ended = async || (kvpin.in_flight().await == 0).then_some(());
+    // The engine refuses it; the client leaves before it is answered.
+    for status in ["400 Bad Request", ""] {
+        let mut wire = kvpin.connect().await;
+        wire.send(&turn().bytes()).await;
+        let mut at_engine = hand.turn().await;
+        assert_eq!(conversations(&kvpin).await, 1, "a second turn would go where the first one is");
+        if status.is_empty() {
+            drop(wire);
+        } else {
+            at_engine.write(format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n{{}}")).await;
+            assert_eq!(wire.reply("POST").await.map(|reply| reply.status()), Some(400));
+        }
+        until("the turn has ended", ended).await;
+        assert_eq!(conversations(&kvpin).await, 0, "{status}");
+    }
+    let mut wire = kvpin.connect().await;
+    wire.send(&turn().bytes()).await;
+    hand.turn().await.answer("{}").await;
+    assert_eq!(wire.reply("POST").await.map(|reply| reply.decision().to_owned()), Some("placed".to_owned()));
+    let mut wire = kvpin.connect().await;
+    wire.send(&turn().bytes()).await;
+    let at_engine = hand.turn().await;
+    drop(wire);
+    until("the turn has ended", ended).await;
+    drop(at_engine);
+    assert_eq!(conversations(&kvpin).await, 1, "its pin stays");
+}
+
+#[tokio::test]
 async fn embeddings_and_the_like_pin_nothing() {
     let recorder = Recorder::start();
     let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;

@@ -49,21 +49,23 @@ fn a_turn_that_was_not_served_registers_nothing() {
     }
     // So another turn may still be the next one of its conversation.
     assert_eq!(box_.serve(&unnamed(&history("u1 a1 v2", 100))).decision, STICKY);
-    assert_eq!(registered(&box_), 2);
+    // Its end and its answer.
+    assert_eq!(registered(&box_), 3);
 }
 
 #[test]
 fn a_long_history_that_goes_on_twice_is_forked_beside_its_origin() {
     let mut box_ = Rig::new(4, policy());
-    let origin = box_.serve(&unnamed(&history("u1", FORK_TEXT_BYTES_MIN)));
-    box_.serve(&unnamed(&history("u1 a1 u2", FORK_TEXT_BYTES_MIN)));
-    let fork = box_.serve(&unnamed(&history("u1 b1 v2", FORK_TEXT_BYTES_MIN)));
+    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, FORK_TEXT_BYTES_MIN / 2)));
+    let origin = of(&mut box_, "u1");
+    of(&mut box_, "u1 a1 u2");
+    of(&mut box_, "u1 a1 u2 a2 u3");
+    let fork = of(&mut box_, "u1 a1 u2 b2 v3");
     assert_eq!((fork.decision, fork.replica), (FORKED, origin.replica));
     assert_ne!(fork.conversation, origin.conversation);
     // Both go on, each as itself.
-    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, FORK_TEXT_BYTES_MIN)));
-    assert_eq!(of(&mut box_, "u1 a1 u2 a2 u3"), Done { decision: STICKY, ..origin });
-    assert_eq!(of(&mut box_, "u1 b1 v2 b2 v3"), Done { decision: STICKY, ..fork });
+    assert_eq!(of(&mut box_, "u1 a1 u2 a2 u3 a3 u4"), Done { decision: STICKY, ..origin });
+    assert_eq!(of(&mut box_, "u1 a1 u2 b2 v3 b3 v4"), Done { decision: STICKY, ..fork });
     let forks = box_.balancer.conversations(1, box_.now);
     assert_eq!((Some(forks[0].key), forks[0].parent), (fork.conversation, origin.conversation));
     assert_eq!(box_.balancer.snapshot(box_.now).replicas[origin.replica.index()].counters.forked, 1);
@@ -72,11 +74,14 @@ fn a_long_history_that_goes_on_twice_is_forked_beside_its_origin() {
 #[test]
 fn a_short_history_that_goes_on_twice_is_placed_by_load() {
     let mut box_ = Rig::new(2, policy());
-    let origin = box_.serve(&unnamed(&history("u1", FORK_TEXT_BYTES_MIN - 1)));
-    box_.serve(&unnamed(&history("u1 a1 u2", FORK_TEXT_BYTES_MIN - 1)));
-    let fork = box_.serve(&unnamed(&history("u1 b1 v2", FORK_TEXT_BYTES_MIN - 1)));
+    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, FORK_TEXT_BYTES_MIN / 3)));
+    let origin = of(&mut box_, "u1 a1 u2");
+    of(&mut box_, "u1 a1 u2 a2 u3");
+    let fork = of(&mut box_, "u1 a1 u2 b2 v3");
     assert_eq!(fork.decision, NEW);
     assert_ne!((fork.replica, fork.conversation), (origin.replica, origin.conversation));
+    let newest = box_.balancer.conversations(1, box_.now);
+    assert_eq!((Some(newest[0].key), newest[0].parent), (fork.conversation, origin.conversation));
 }
 
 #[test]
@@ -296,11 +301,127 @@ fn a_named_fork_does_not_end_what_it_was_forked_from() {
 }
 
 #[test]
-fn a_client_that_drops_its_id_is_still_recognised() {
+fn a_client_without_an_id_is_never_taken_for_a_conversation_with_one() {
     let mut box_ = Rig::new(4, policy());
-    let named = box_.serve(&Turn { chain: Some(&history("u1", 100)), ..turn(1) });
-    let unnamed_ = box_.serve(&unnamed(&history("u1 a1 u2", 100)));
-    assert_eq!((unnamed_.conversation, unnamed_.decision), (named.conversation, STICKY));
+    let named = box_.serve(&Turn { chain: Some(&history("u1", FORK_TEXT_BYTES_MIN)), ..turn(1) });
+    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, FORK_TEXT_BYTES_MIN)));
+    let own = of(&mut box_, "u1");
+    assert_eq!((own.decision, own.recognised), (NEW, Some(Recognised::Fingerprint)));
+    assert_ne!((own.conversation, own.replica), (named.conversation, named.replica));
+    // Others with ids begin alike, and each goes on as itself.
+    let other = box_.serve(&Turn { chain: Some(&history("u1", FORK_TEXT_BYTES_MIN)), ..turn(2) });
+    assert_eq!(of(&mut box_, "u1 a1 u2"), Done { decision: STICKY, ..own });
+    assert_eq!(of(&mut box_, "u1 a1 u2 a2 u3"), Done { decision: STICKY, ..own });
+    assert_eq!(box_.turn(1), Done { decision: STICKY, ..named });
+    assert_eq!(box_.turn(2), Done { decision: STICKY, ..other });
+}
+
+#[test]
+fn a_client_that_drops_its_id_goes_on_beside_what_it_was() {
+    let mut box_ = Rig::new(4, policy());
+    let named = box_.serve(&Turn { chain: Some(&history("u1 a1 u2", FORK_TEXT_BYTES_MIN)), ..turn(1) });
+    let without = box_.serve(&unnamed(&history("u1 a1 u2 a2 u3", FORK_TEXT_BYTES_MIN)));
+    assert_eq!((without.decision, without.replica), (FORKED, named.replica));
+    assert_ne!(without.conversation, named.conversation);
+    let next = box_.serve(&unnamed(&history("u1 a1 u2 a2 u3 a3 u4", FORK_TEXT_BYTES_MIN)));
+    assert_eq!(next, Done { decision: STICKY, ..without });
+}
+
+#[test]
+fn a_conversation_whose_newest_message_is_worded_anew_in_its_next_turn_is_recognised() {
+    let mut box_ = Rig::new(4, policy());
+    // A reminder stands in the newest message only.
+    let turns = ["u1r", "u1 a1 u2r", "u1 a1 u2 a2 u3r", "u1 a1 u2 a2 u3 a3 u4r", "u1 a1 u2 a2 u3 a3 u4 a4 u5r"];
+    let done = turns.map(|words| box_.serve(&unnamed(&history(words, 100))));
+    for later in &done[2..] {
+        assert_eq!(*later, Done { decision: STICKY, ..done[1] });
+    }
+    // The first turn has no answer to be found by.
+    assert_eq!(box_.balancer.snapshot(box_.now).conversations, 2);
+}
+
+#[test]
+fn a_turn_that_is_worded_anew_after_calls_of_tools_is_recognised() {
+    let mut box_ = Rig::new(4, policy());
+    let turns = [
+        "u1",
+        "u1 a1 t1 t2 t3 r",
+        "u1 a1 t1 t2 t3 a2 t4 r",
+        "u1 a1 t1 t2 t3 a2 t4 a3 u2",
+        "u1 a1 t1 t2 t3 a2 t4 a3 u2 a4 u3",
+    ];
+    let done = turns.map(|words| box_.serve(&unnamed(&history(words, 100))));
+    for (later, words) in done[1..].iter().zip(&turns[1..]) {
+        assert_eq!(*later, Done { decision: STICKY, ..done[0] }, "{words}");
+    }
+}
+
+#[test]
+fn an_edited_question_is_a_fork_even_where_its_answer_is_known() {
+    let mut box_ = Rig::new(4, policy());
+    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, FORK_TEXT_BYTES_MIN)));
+    let origin = of(&mut box_, "u1 a1 u2");
+    let edited = of(&mut box_, "u1 a1 v2");
+    assert_eq!((edited.decision, edited.replica), (FORKED, origin.replica));
+    assert_ne!(edited.conversation, origin.conversation);
+    assert_eq!(of(&mut box_, "u1 a1 u2 a2 u3"), Done { decision: STICKY, ..origin });
+    assert_eq!(of(&mut box_, "u1 a1 v2 b2 v3"), Done { decision: STICKY, ..edited });
+}
+
+#[test]
+fn who_leaves_a_conversation_before_its_newest_turn_is_a_fork_however_far_it_goes() {
+    let mut box_ = Rig::new(4, policy());
+    let of = |box_: &mut Rig, words| box_.serve(&unnamed(&history(words, 100)));
+    let origin = of(&mut box_, "u1 a1 u2");
+    of(&mut box_, "u1 a1 u2 a2 u3");
+    // The answer was passed by the turn that went on from the end behind it.
+    let fork = of(&mut box_, "u1 a1 v2 b2 v3 b3 v4");
+    assert_ne!(fork.conversation, origin.conversation);
+    // So it is by one that went on from the answer itself.
+    let mut box_ = Rig::new(4, policy());
+    let origin = of(&mut box_, "u1 a1 u2r");
+    assert_eq!(of(&mut box_, "u1 a1 u2 a2 u3r").conversation, origin.conversation);
+    assert_ne!(of(&mut box_, "u1 a1 v2 b2 v3r").conversation, origin.conversation);
+}
+
+#[test]
+fn two_questions_without_an_answer_between_them_are_one_conversation() {
+    let as_they_were = ["u1 a1 u2", "u1 a1 u2 u3", "u1 a1 u2 u3 a3 u4"];
+    let worded_anew = ["u1 a1 u2r", "u1 a1 u2 u3r", "u1 a1 u2 u3 a3 u4r"];
+    for turns in [as_they_were, worded_anew] {
+        let mut box_ = Rig::new(4, policy());
+        let done = turns.map(|words| box_.serve(&unnamed(&history(words, 100))));
+        assert!(done[1..].iter().all(|later| *later == Done { decision: STICKY, ..done[0] }), "{done:?}");
+    }
+}
+
+#[test]
+fn conversations_that_merely_begin_alike_spread_out() {
+    let mut box_ = Rig::new(2, policy());
+    let mut counts = BTreeMap::<ReplicaId, u32>::new();
+    for n in 0..12 {
+        let first = box_.serve(&unnamed(&history("u", 5000)));
+        assert_eq!(first.decision, NEW, "conversation {n}");
+        let second = box_.serve(&unnamed(&history(&format!("u a{n} u{n}"), 5000)));
+        assert_eq!(second, Done { decision: STICKY, ..first });
+        *counts.entry(first.replica).or_default() += 1;
+    }
+    assert_eq!(counts.into_values().collect::<Vec<_>>(), [6, 6]);
+    assert!(box_.balancer.conversations(20, box_.now).iter().all(|one| one.parent.is_none()));
+}
+
+#[test]
+fn so_many_links_of_a_history_are_looked_up() {
+    let mut box_ = Rig::new(4, policy());
+    let long = |links: u64| {
+        let links: Vec<_> = (1..=links).map(|n| Link { key: ChainKey(n << 8), text_bytes: n as u32 }).collect();
+        Chain { links, is_continued: true, last_answer: None }
+    };
+    let first = box_.serve(&unnamed(&long(10)));
+    let lookups = super::super::histories::LOOKUPS_MAX as u64;
+    let foresee = |box_: &Rig, links| box_.balancer.foresee(&unnamed(&long(links)), box_.now).unwrap().conversation;
+    assert_eq!(foresee(&box_, 9 + lookups), first.conversation);
+    assert_ne!(foresee(&box_, 10 + lookups), first.conversation);
 }
 
 #[test]

@@ -65,6 +65,49 @@ fn a_shared_id_that_came_alone_first_takes_in_one_conversation_at_most() {
 }
 
 #[test]
+fn a_name_that_was_not_served_takes_up_no_join() {
+    for outcome in [Outcome::Rejected, Outcome::Failed, Outcome::Abandoned, Outcome::MovedOn] {
+        let mut box_ = Rig::new(4, policy());
+        serve(&mut box_, BODY, &[]);
+        let ticket = box_.try_arrive(&Turn { aliases: &[ConversationKey(BODY)], ..turn(7) }).unwrap();
+        assert_eq!(ticket.conversation, Some(ConversationKey(BODY)));
+        box_.end(ticket, outcome);
+        assert_eq!(box_.balancer.snapshot(box_.now).conversation_aliases, 0, "{outcome:?}");
+        assert_eq!(serve(&mut box_, 7, &[]).conversation, Some(ConversationKey(7)), "{outcome:?}");
+        assert_eq!(serve(&mut box_, HEAD, &[BODY]).conversation, Some(ConversationKey(BODY)), "{outcome:?}");
+        assert_eq!(serve(&mut box_, HEAD, &[]).conversation, Some(ConversationKey(BODY)), "{outcome:?}");
+    }
+}
+
+#[test]
+fn copies_of_a_turn_that_joins_are_one_conversation_whichever_is_served() {
+    let mut box_ = Rig::new(4, policy());
+    serve(&mut box_, BODY, &[]);
+    let joins = Turn { aliases: &[ConversationKey(BODY)], ..turn(HEAD) };
+    let mut copies: Vec<_> = (0..3).map(|_| box_.try_arrive(&joins).unwrap()).collect();
+    assert!(copies.iter().all(|copy| copy.conversation == Some(ConversationKey(BODY))));
+    box_.end(copies.remove(0), Outcome::Rejected);
+    // The others still hold the place.
+    let other = box_.try_arrive(&Turn { aliases: &[ConversationKey(BODY)], ..turn(7) }).unwrap();
+    assert_eq!(other.conversation, Some(ConversationKey(7)));
+    box_.complete(other);
+    copies.into_iter().for_each(|copy| box_.complete(copy));
+    assert_eq!(serve(&mut box_, HEAD, &[]).conversation, Some(ConversationKey(BODY)));
+    assert_eq!(serve(&mut box_, 8, &[BODY]).conversation, Some(ConversationKey(8)));
+}
+
+#[test]
+fn a_name_that_was_given_a_pin_while_it_joined_keeps_it() {
+    let mut box_ = Rig::new(4, policy());
+    serve(&mut box_, BODY, &[]);
+    let ticket = box_.try_arrive(&Turn { aliases: &[ConversationKey(BODY)], ..turn(HEAD) }).unwrap();
+    assert_eq!(serve(&mut box_, HEAD, &[]).conversation, Some(ConversationKey(HEAD)));
+    box_.complete(ticket);
+    assert_eq!(serve(&mut box_, HEAD, &[]).conversation, Some(ConversationKey(HEAD)));
+    assert_eq!(serve(&mut box_, 8, &[BODY]).conversation, Some(ConversationKey(BODY)));
+}
+
+#[test]
 fn an_alias_overrides_no_pin_and_no_other_alias() {
     let mut box_ = Rig::new(4, policy());
     serve(&mut box_, 1, &[]);

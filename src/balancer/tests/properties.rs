@@ -109,6 +109,8 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
     rig.balancer.check_invariants();
     check_leases(rig, tickets);
     check_in_flight(rig, tickets);
+    let joining = tickets.iter().filter(|ticket| ticket.lesson.as_ref().is_some_and(|lesson| lesson.joining.is_some()));
+    assert_eq!(rig.balancer.memory.aliases.joining(), joining.count(), "turns that join");
 }
 
 fn arrive(rig: &mut Rig, tickets: &mut Vec<Ticket>, request: &Request) {
