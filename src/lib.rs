@@ -31,9 +31,9 @@
 //! 3. [`balancer::Balancer::arrive`] recognises the conversation, by its id, by another one that came with it or by its
 //!    history, and decides: sticky, placed, spilled, client-pinned, unpinned or a side call; or it
 //!    refuses. [`dispatch`] turns the decision into a [`dispatch::Lease`], the slot on the replica.
-//! 4. The kept bytes and then the rest of the body go to the replica, byte for byte. Until the response begins, a failure
-//!    takes the turn to another replica.
-//! 5. The response flows back chunk by chunk. Its first byte makes the pin hold.
+//! 4. The kept bytes and then the rest of the body go to the replica, byte for byte. A stream is held back until its first
+//!    event shows what it is; until then, a failure takes the turn to another replica.
+//! 5. The response flows back chunk by chunk. Its first byte makes the pin hold. Into a silent stream go pings.
 //! 6. The response's end, an error or the client's leaving drops the request's context, and with it the lease.
 //!
 //! # Who may call whom
@@ -52,14 +52,16 @@
 //! - A replica's health has one judge, [`balancer`]: probes, scrapes and turns only say what they saw. A replica that has
 //!   requests and makes progress is never down for late answers, and a restart of its engine costs no pass over the pins.
 //! - A slot is given back by `Drop`. No way out of a request releases it by hand.
-//! - The response path never buffers, re-encodes or delays a byte. Of a request body nothing is ever changed but
-//!   the one value of `model`, where an alias stands for the engine's name.
+//! - From its first event on, a response is never buffered, re-encoded or delayed. Nothing is put into it but pings, and
+//!   those between events. Of a request body nothing is ever changed but the one value of `model`, where an alias stands for
+//!   the engine's name.
 //! - Every table, buffer, list and retry has a bound.
 //! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric.
 //!
 //! # What is absent on purpose
 //!
-//! Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
+//! Pingora's own way of proxying: it writes a head as soon as it has come, and no filter can wait for what follows, so
+//! [`proxy`] drives the exchange with Pingora's client and session itself. Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
 //! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
 //! request's load and a slot to reserve. Any rewriting of requests beyond that value, and any translation between dialects.
 

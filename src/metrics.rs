@@ -15,8 +15,10 @@ pub struct Metrics {
     pub refused: IntCounterVec,
     /// Label: outcome (applied, refused).
     pub reloads: IntCounterVec,
-    /// Turns that went on to another replica after one had failed them.
-    pub retries: IntCounter,
+    /// Turns that were tried again, on another replica or on a fresh connection. Label: reason.
+    pub retries: IntCounterVec,
+    /// Pings sent to clients because their stream was silent.
+    pub pings: IntCounter,
     /// Bytes of request bodies that are held at this moment.
     pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
@@ -49,10 +51,14 @@ impl Metrics {
                 Opts::new("kvpin_reloads_total", "Reloads of the configuration, by outcome."),
                 &["outcome"],
             )?,
-            retries: IntCounter::new(
-                "kvpin_retried_turns_total",
-                "Turns that went on to another replica after one had failed them before answering.",
+            retries: IntCounterVec::new(
+                Opts::new(
+                    "kvpin_retried_turns_total",
+                    "Turns tried again before anything of a response was passed on, by what had failed them.",
+                ),
+                &["reason"],
             )?,
+            pings: IntCounter::new("kvpin_pings_total", "Pings sent to clients because their stream was silent.")?,
             request_bytes_held: IntGauge::new(
                 "kvpin_request_held_bytes",
                 "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
@@ -72,6 +78,7 @@ impl Metrics {
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
+        self.registry.register(Box::new(self.pings.clone()))?;
         self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }

@@ -32,9 +32,6 @@ use crate::proxy::watchdog::Watched;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
 use crate::{admin, proxy, replica};
 
-/// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
-const UPSTREAM_POOL: usize = 1024;
-
 /// How often a drain looks whether the last request has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -182,9 +179,8 @@ fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
 }
 
 fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {
-    let conf = ServerConf { upstream_keepalive_pool_size: UPSTREAM_POOL, ..ServerConf::default() };
     let proxy = Proxy::new(Arc::clone(routing), open.clone());
-    let mut proxy = http_proxy(&Arc::new(conf), proxy);
+    let mut proxy = http_proxy(&Arc::new(ServerConf::default()), proxy);
     // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
     proxy.server_options = Some(HttpServerOptions::default());
     let watched = Watched { inner: Arc::new(proxy), routing: Arc::clone(routing) };

@@ -1,6 +1,7 @@
 //! Every number of the file: its key, its default and what is accepted. The one place where these are said.
 //!
-//! Zero is refused throughout: a limit of nothing or a wait of no time is a mistake, and no key here means "unlimited".
+//! Zero is refused, because a limit of nothing or a wait of no time is a mistake, and no key here means "unlimited". The one
+//! exception is `ping_interval_s`, where it turns the pings off.
 
 use std::ops::RangeInclusive;
 
@@ -58,6 +59,14 @@ pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1000, 1.
 pub(super) const REPLAY_BYTES: Number = number("replay_bytes_max", 8 * MIB, KIB..=4 * GIB);
 pub(super) const REPLAY_MEMORY: Number = number("replay_memory_bytes_max", 512 * MIB, KIB..=1024 * GIB);
 pub(super) const REPLAY_WAIT: Number = number("replay_wait_ms", 5, 1..=1000);
+/// An answer that isn't streamed says nothing until it is whole, which can take minutes.
+pub(super) const RESPONSE_TIMEOUT: Number = number("response_timeout_s", 600, 1..=DAY_S);
+/// The strictest client known cuts a silent stream after 20 s. 0 turns the pings off.
+pub(super) const PING_INTERVAL: Number = number("ping_interval_s", 15, 0..=HOUR_S);
+/// Connection attempts are bounded each, so a client waits for seconds at most where none succeeds.
+pub(super) const TRIES: Number = number("tries_max", 8, 1..=64);
+/// What broke two replicas may break them all.
+pub(super) const BREAKS: Number = number("breaks_max", 2, 1..=64);
 
 /// No default: [`super::ModelConfig::ASSUMED_MAX_NUM_SEQS`] stands in where the engine doesn't tell.
 pub(super) const MAX_NUM_SEQS: Bound = bound("max_num_seqs", 1..=65_536);

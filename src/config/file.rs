@@ -49,6 +49,10 @@ pub(super) struct LimitsFile {
     pub(super) replay_bytes_max: Option<Bytes>,
     pub(super) replay_memory_bytes_max: Option<Bytes>,
     pub(super) replay_wait_ms: Option<u64>,
+    pub(super) response_timeout_s: Option<u64>,
+    pub(super) ping_interval_s: Option<u64>,
+    pub(super) tries_max: Option<u64>,
+    pub(super) breaks_max: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]

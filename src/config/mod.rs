@@ -76,8 +76,16 @@ pub struct Limits {
     pub replay_bytes_max: usize,
     /// Request bytes held for all turns together; at least `replay_bytes_max`.
     pub replay_memory_bytes_max: usize,
-    /// How long, after the decision, a turn waits for the rest of its body to become replayable.
+    /// How long a turn that could be decided waits for the rest of its body, so that its history is known to the decision.
     pub replay_wait: Duration,
+    /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
+    pub response_timeout: Duration,
+    /// How long a stream may be silent before its client is sent a ping; `None`: no pings.
+    pub ping_interval: Option<Duration>,
+    /// The replicas that one turn is tried on.
+    pub tries_max: usize,
+    /// Of those, the ones that may take it and break off.
+    pub breaks_max: usize,
 }
 
 /// How replicas are watched, and by what they are taken down and back. Defaults and accepted ranges are in `bounds.rs`.

@@ -83,7 +83,7 @@ impl HealthConfig {
 }
 
 impl Limits {
-    fn settings(&self) -> [Setting; 10] {
+    fn settings(&self) -> [Setting; 14] {
         let Limits {
             body_bytes_max,
             head_bytes_max,
@@ -95,6 +95,10 @@ impl Limits {
             replay_bytes_max,
             replay_memory_bytes_max,
             replay_wait,
+            response_timeout,
+            ping_interval,
+            tries_max,
+            breaks_max,
         } = self;
         [
             ("limits.body_bytes_max", body_bytes_max.to_string()),
@@ -107,6 +111,10 @@ impl Limits {
             ("limits.replay_bytes_max", replay_bytes_max.to_string()),
             ("limits.replay_memory_bytes_max", replay_memory_bytes_max.to_string()),
             ("limits.replay_wait_ms", millis(replay_wait)),
+            ("limits.response_timeout_s", seconds(response_timeout)),
+            ("limits.ping_interval_s", seconds(&ping_interval.unwrap_or_default())),
+            ("limits.tries_max", tries_max.to_string()),
+            ("limits.breaks_max", breaks_max.to_string()),
         ]
     }
 }
@@ -281,6 +289,7 @@ models:
             "shutdown_grace_s: 1",
             "limits: {replay_memory_bytes_max: 1GiB}",
             "limits: {keepalive_timeout_s: 1}",
+            "limits: {ping_interval_s: 0}",
         ] {
             let new = config(&format!("{line}\n{RUNNING}"));
             assert_eq!(running.restart_needed(&new), [""; 0], "{line}");

@@ -77,6 +77,7 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
     let mut number = |bound, given| problems.number(&at, bound, given);
     // Lossless: `bounds` asserts a 64-bit `usize`.
     let bytes = |number: u64| number as usize;
+    let count = bytes;
     let size = |given: Option<Bytes>| given.map(|Bytes(bytes)| bytes);
     let limits = Limits {
         body_bytes_max: bytes(number(&bounds::BODY_BYTES, size(file.body_bytes_max))),
@@ -89,6 +90,13 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
         replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
         replay_memory_bytes_max: bytes(number(&bounds::REPLAY_MEMORY, size(file.replay_memory_bytes_max))),
         replay_wait: Duration::from_millis(number(&bounds::REPLAY_WAIT, file.replay_wait_ms)),
+        response_timeout: Duration::from_secs(number(&bounds::RESPONSE_TIMEOUT, file.response_timeout_s)),
+        ping_interval: match number(&bounds::PING_INTERVAL, file.ping_interval_s) {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds)),
+        },
+        tries_max: count(number(&bounds::TRIES, file.tries_max)),
+        breaks_max: count(number(&bounds::BREAKS, file.breaks_max)),
     };
     if limits.replay_bytes_max > limits.replay_memory_bytes_max {
         let reason = format!(

@@ -1,11 +1,9 @@
-//! What of a request body has been read before its replica was known, kept so that every byte still reaches it, and so
-//! that it can be sent again if the replica fails before it answers.
+//! What of a request body has been read before its replica was known, and what has come since: kept so that every byte
+//! reaches the replica, and the next one if that fails before it answers.
 //!
-//! Pingora forwards bytes that a filter has read only from its own retry buffer, and that buffer holds 64 KiB or nothing.
-//! So a body of a known length over 64 KiB is kept here, and the retry buffer is turned on where no more than 64 KiB are
-//! left: then it never overflows, is never empty, and pingora always calls [`RequestBody::forward`]. A chunked body has no
-//! known length. It is kept here whole, and never read past the end of its JSON, so that pingora still finds its end
-//! unread and calls `forward` for that. Once that end was read, a chunked body over 64 KiB can't be sent again.
+//! Kept is all of it or nothing. A body that grows over `replay_bytes_max`, or over what is left of the memory for all
+//! requests, is let go while it passes, and then goes to one replica only. Pingora's own buffer for a second try holds 64 KiB
+//! and is never turned on.
 
 use std::time::Duration;
 
@@ -29,9 +27,6 @@ use super::splice::{Splice, joined};
 /// bodies that trickle in; 32 MiB at 0.5 Mbit/s come in time.
 pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 
-/// Size of pingora's retry buffer: `BODY_BUF_LIMIT` in pingora-core's `protocols/http/v1/common.rs`, which isn't public.
-const RETRY_BUFFER_BYTES: usize = 64 * 1024;
-
 /// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
 /// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
 pub const SECOND_MODEL_BYTES: usize = 4096;
@@ -42,18 +37,19 @@ const RESERVE_BYTES_MAX: usize = 1024 * 1024;
 /// A request body on its way through.
 #[derive(Debug)]
 pub struct RequestBody {
-    /// Bytes read here. What pingora reads later is not counted.
+    /// Bytes read before its replica was known.
     read: usize,
-    /// The first `read` bytes, unless pingora's retry buffer holds them all.
+    /// The first of the bytes that are kept, and those that came later.
     own: Bytes,
-    /// Bytes at the end of `own` that pingora's retry buffer repeats.
-    repeated: usize,
-    /// Whether the next call of `forward` begins an attempt, and so must send `own` first.
-    at_start: bool,
-    /// Whether there is no replay any more.
+    later: BytesMut,
+    /// Whether nothing is kept any more.
     released: bool,
     /// The limit of a body without an announced length, as it was when the request came.
     bytes_max: Option<usize>,
+    /// The most that is kept of it.
+    kept_max: usize,
+    /// The most that all requests together may have kept if this one is to keep more.
+    memory_max: usize,
     splice: Option<Splice>,
     late: Option<LateSearch>,
     share: Share,
@@ -71,8 +67,6 @@ pub struct Reader<'a> {
     /// Whether what comes is looked at although the search has its answer.
     looks_on: bool,
     own: BytesMut,
-    /// Where in the body pingora's retry buffer begins.
-    retry_from: Option<usize>,
     share: Share,
 }
 
@@ -88,8 +82,6 @@ impl<'a> Reader<'a> {
         if length.is_some_and(|length| length > limits.body_bytes_max) {
             return Err(Refusal::BodyTooLarge { bytes_max: limits.body_bytes_max });
         }
-        let keeps = length.is_none_or(|length| length > RETRY_BUFFER_BYTES);
-        let capacity = if keeps { length.unwrap_or(0).min(RESERVE_BYTES_MAX) } else { 0 };
         Ok(Reader {
             session,
             limits,
@@ -98,8 +90,7 @@ impl<'a> Reader<'a> {
             read: 0,
             unseen: Bytes::new(),
             looks_on: length.is_none(),
-            own: BytesMut::with_capacity(capacity),
-            retry_from: None,
+            own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES_MAX)),
             share,
         })
     }
@@ -164,21 +155,20 @@ impl<'a> Reader<'a> {
         self.length
     }
 
-    /// Reads what arrives within a moment, so that the whole body is at hand for a replay. A body that is announced to be
-    /// too large for that, or that is slow, isn't waited for.
+    /// Reads what arrives within a moment, so that the whole body, and with it the history, is at hand for the decision. A
+    /// body that is announced to be too large to be kept, or that is slow, isn't waited for.
     pub async fn for_replay(&mut self) -> Result<(), Refusal> {
         if self.length.is_some_and(|length| length > self.limits.replay_bytes_max) || self.session.is_body_empty() {
             return Ok(());
         }
         let deadline = Instant::now() + self.limits.replay_wait;
-        while self.may_read_on() && self.read < self.limits.replay_bytes_max {
+        while !self.session.is_body_done() && self.read < self.limits.replay_bytes_max {
             let Ok(chunk) = timeout_at(deadline, self.next_chunk()).await else { break };
             let Some(chunk) = chunk? else { break };
             if self.looks_on {
                 self.search.feed(&chunk);
             }
-            // Half of the memory is left to bodies that have to be kept.
-            if !self.keep(&chunk, self.limits.replay_memory_bytes_max / 2) {
+            if !self.keep(&chunk, memory_for_replays(self.limits)) {
                 break;
             }
         }
@@ -186,31 +176,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Hands the body over to be forwarded.
-    pub fn finish(mut self) -> Result<RequestBody, Refusal> {
-        let truncated = self.session.as_ref().retry_buffer_truncated();
-        let repeated = match (self.length, self.retry_from) {
-            (Some(_), Some(from)) => self.own.len().saturating_sub(from),
-            _ => 0,
-        };
-        if self.length.is_none() && !truncated {
-            self.own.clear();
-        }
-        let in_retry_buffer = self.session.as_ref().get_retry_buffer().is_some();
-        if self.session.is_body_done() && self.read > 0 && !in_retry_buffer {
-            // Pingora would never ask for the body again, and the replica would wait for it for ever.
-            return Err(Refusal::BodyIncomplete);
-        }
-        Ok(RequestBody {
+    pub fn finish(self) -> RequestBody {
+        RequestBody {
             read: self.read,
             own: self.own.freeze(),
-            repeated,
-            at_start: true,
+            later: BytesMut::new(),
             released: false,
             bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
+            kept_max: self.limits.replay_bytes_max,
+            memory_max: memory_for_replays(self.limits),
             splice: None,
             late: None,
             share: self.share,
-        })
+        }
     }
 
     /// A body without an announced length is looked at to its end, which must not be missed.
@@ -236,17 +214,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A chunked body is read only while its end can't have been reached: inside its JSON.
-    fn may_read_on(&mut self) -> bool {
-        !self.session.is_body_done() && (self.length.is_some() || self.search.is_inside())
-    }
-
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        let rest_fits = self.length.is_none_or(|length| length - self.read <= RETRY_BUFFER_BYTES);
-        if self.retry_from.is_none() && rest_fits {
-            self.session.enable_retry_buffering();
-            self.retry_from = Some(self.read);
-        }
         match self.session.read_request_body().await {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
@@ -257,28 +225,41 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Keeps a chunk, and says whether that stayed within the memory of all turns. A short body costs none of it: pingora
-    /// keeps it anyway.
+    /// Keeps a chunk, and says whether that stayed within the memory of all turns.
     fn keep(&mut self, chunk: &Bytes, memory_bytes_max: usize) -> bool {
         self.read += chunk.len();
-        if self.length.is_some_and(|length| length <= RETRY_BUFFER_BYTES) {
-            return true;
-        }
         self.own.extend_from_slice(chunk);
         self.share.take(chunk.len(), memory_bytes_max)
     }
 }
 
 impl RequestBody {
-    /// An attempt to send the request begins.
-    pub fn begin_attempt(&mut self) {
-        self.at_start = true;
+    /// An attempt to send the request begins. Returns what goes out first: all that is kept.
+    pub fn begin_attempt(&mut self) -> Bytes {
+        if !self.later.is_empty() {
+            self.own = joined(&[&self.own, &self.later]);
+            self.later = BytesMut::new();
+        }
         if let Some(splice) = &mut self.splice {
             splice.begin();
         }
         if let Some(late) = &mut self.late {
             late.begin();
         }
+        self.outgoing(self.own.clone())
+    }
+
+    /// What goes out in the place of a piece that has come.
+    pub fn pass(&mut self, piece: Bytes) -> Bytes {
+        if !self.released {
+            let fits = self.own.len() + self.later.len() + piece.len() <= self.kept_max;
+            if fits && self.share.take(piece.len(), self.memory_max) {
+                self.later.extend_from_slice(&piece);
+            } else {
+                self.release();
+            }
+        }
+        self.outgoing(piece)
     }
 
     /// Goes on with a search that has looked at all that was read.
@@ -312,61 +293,38 @@ impl RequestBody {
         }
     }
 
-    /// Puts what was read before in front of the first piece that pingora sends in an attempt.
-    ///
-    /// Also mends pingora 0.9.1's way of ending a chunked body twice when its last piece is empty (its issue 935), which
-    /// would leave garbage in front of the next request on that connection.
-    pub fn forward(&mut self, body: &mut Option<Bytes>, end_of_body: bool) {
-        if end_of_body && body.as_ref().is_some_and(Bytes::is_empty) {
-            *body = None;
-        }
-        if std::mem::take(&mut self.at_start) && !self.own.is_empty() {
-            let piece = body.take().unwrap_or_default();
-            let fresh = piece.slice(self.repeated.min(piece.len())..);
-            *body = Some(if fresh.is_empty() { self.own.clone() } else { joined(&[&self.own, &fresh]) });
-        }
-        if let (Some(late), Some(piece)) = (&mut self.late, body.as_ref()) {
-            late.pass(piece);
-        }
-        if let (Some(splice), Some(piece)) = (&mut self.splice, body.as_mut()) {
-            *piece = splice.pass(piece);
-        }
-        if self.released {
-            self.free();
-        }
-    }
-
     /// Whether the whole body can be sent again from its first byte.
-    pub fn can_replay(&self, session: &mut Session) -> bool {
-        if session.is_body_empty() {
-            return true;
-        }
-        if self.released {
-            return false;
-        }
-        let nothing_sent = session.body_bytes_read() == self.read && !session.is_body_done();
-        let in_retry_buffer = session.as_ref().get_retry_buffer().is_some();
-        nothing_sent || (in_retry_buffer && !session.as_ref().retry_buffer_truncated())
+    pub fn can_replay(&self) -> bool {
+        !self.released
     }
 
-    /// There is no replay any more: the response has begun, or pingora couldn't keep what came later. The memory goes as
-    /// soon as its bytes have been sent.
+    /// Lets go of what is kept: the response has begun, or it was too much. What is being sent is not affected.
     pub fn release(&mut self) {
         self.released = true;
-        if !self.at_start {
-            self.free();
-        }
-    }
-
-    /// Whether so many bytes are more than the request may have. A length that was announced was judged when it came.
-    pub fn is_over(&self, bytes: usize) -> bool {
-        self.bytes_max.is_some_and(|bytes_max| bytes > bytes_max)
-    }
-
-    fn free(&mut self) {
         self.own = Bytes::new();
+        self.later = BytesMut::new();
         self.share.release();
     }
+
+    /// The limit, if so many bytes are over it. A length that was announced was judged when it came.
+    pub fn is_over(&self, bytes: usize) -> Option<usize> {
+        self.bytes_max.filter(|bytes_max| bytes > *bytes_max)
+    }
+
+    fn outgoing(&mut self, piece: Bytes) -> Bytes {
+        if let Some(late) = &mut self.late {
+            late.pass(&piece);
+        }
+        match &mut self.splice {
+            Some(splice) => splice.pass(&piece),
+            None => piece,
+        }
+    }
+}
+
+/// Half of the memory is left to bodies that have to be kept, because nothing is known of them yet.
+fn memory_for_replays(limits: &Limits) -> usize {
+    limits.replay_memory_bytes_max / 2
 }
 
 /// The length that a head announces for its body; `None` for a chunked one.
@@ -378,5 +336,70 @@ pub fn announced_length(headers: &HeaderMap) -> Option<usize> {
         // Pingora has already refused what isn't a number; identical duplicates in one line are left, "5, 5".
         Some(value) => value.to_str().ok().and_then(|text| text.split(',').next()?.trim().parse().ok()),
         None => Some(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use prometheus::IntGauge;
+
+    use super::super::memory::Budget;
+    use super::*;
+
+    const BODY: &[u8] = br#"{"model":"alias","messages":[1,2,3]}"#;
+
+    fn budget() -> Arc<Budget> {
+        Arc::new(Budget::new(IntGauge::new("held", "Held.").unwrap()))
+    }
+
+    /// A body of which so many bytes were read before its replica was known.
+    fn read_to(read: usize, kept_max: usize, budget: &Arc<Budget>) -> RequestBody {
+        let mut share = budget.share();
+        assert!(share.take(read, 1000));
+        RequestBody {
+            read,
+            own: Bytes::from_static(&BODY[..read]),
+            later: BytesMut::new(),
+            released: false,
+            bytes_max: None,
+            kept_max,
+            memory_max: 1000,
+            splice: None,
+            late: None,
+            share,
+        }
+    }
+
+    #[test]
+    fn a_second_attempt_sends_what_the_first_has_sent_and_goes_on_from_there() {
+        for read in 0..=BODY.len() {
+            for broke_at in read..=BODY.len() {
+                for with in [r#""alias""#, r#""m""#, r#""a-longer-name""#] {
+                    let mut body = read_to(read, 100, &budget());
+                    body.splice(Splice::new(9..16, with));
+                    let first = [body.begin_attempt(), body.pass(Bytes::from_static(&BODY[read..broke_at]))].concat();
+                    assert!(body.can_replay());
+                    let mut second = body.begin_attempt().to_vec();
+                    assert_eq!(second, first, "{read} {broke_at} {with}");
+                    second.extend_from_slice(&body.pass(Bytes::from_static(&BODY[broke_at..])));
+                    assert_eq!(second, format!(r#"{{"model":{with},"messages":[1,2,3]}}"#).as_bytes());
+                    assert_eq!(body.begin_attempt(), second, "and a third one too");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_that_grows_over_what_may_be_kept_is_let_go_whole_and_still_passes() {
+        let budget = budget();
+        let mut body = read_to(10, 20, &budget);
+        let sent = [body.begin_attempt(), body.pass(Bytes::from_static(&BODY[10..20]))].concat();
+        assert!(body.can_replay());
+        let rest = body.pass(Bytes::from_static(&BODY[20..]));
+        assert!(!body.can_replay());
+        assert_eq!([sent, rest.to_vec()].concat(), BODY);
+        assert!(budget.share().take(1000, 1000), "its memory is given back");
     }
 }

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use pingora::{Error, ErrorType};
 
 use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
 
+use super::attempt::Kept;
 use super::body::RequestBody;
 use super::endpoint::Dialect;
 use super::intake::Late;
@@ -32,11 +34,15 @@ pub struct Context {
     pub tried: Vec<ReplicaId>,
     /// Whether the current replica was already given a second chance on a fresh connection.
     pub reconnected: bool,
-    /// Whether a replica took the turn and broke off before it answered.
-    pub broke: bool,
+    /// Replicas that took the turn and broke off before they answered.
+    pub breaks: usize,
+    /// The last error of an engine that was not passed on because another replica could be tried.
+    pub kept: Option<Kept>,
+    /// Whether the client has the head of a stream, and pings at most behind it. Whatever serves the turn goes on from there.
+    pub kept_waiting: bool,
     /// Why kvpin answers the request itself.
     pub refusal: Option<Refusal>,
-    /// The status of the engine's response.
+    /// The status of the engine's response, or of the error that its stream is.
     pub status: Option<StatusCode>,
     /// From the request head to the first byte of the response body.
     pub first_byte: Option<Duration>,
@@ -108,7 +114,9 @@ impl Context {
             lease: None,
             tried: Vec::new(),
             reconnected: false,
-            broke: false,
+            breaks: 0,
+            kept: None,
+            kept_waiting: false,
             refusal: None,
             status: None,
             first_byte: None,
@@ -126,12 +134,28 @@ impl Context {
         Ok(())
     }
 
-    /// The replica has failed the turn, and the turn goes on without it.
-    pub fn move_on(&mut self) {
-        if let Some(mut lease) = self.lease.take() {
-            lease.note(Outcome::MovedOn);
-            self.tried.push(lease.id());
+    /// Leaves the replica that has failed the turn for another one. Where there is none, the turn stays with it.
+    pub fn move_on(&mut self) -> Result<(), Refusal> {
+        let Some(mut failed) = self.lease.take() else { return Err(Refusal::Internal) };
+        self.tried.push(failed.id());
+        match self.acquire() {
+            Ok(()) => {
+                failed.note(Outcome::MovedOn);
+                Ok(())
+            }
+            Err(refusal) => {
+                self.tried.pop();
+                self.lease = Some(failed);
+                Err(refusal)
+            }
         }
+    }
+
+    /// Keeps the reason for the client, and makes the error that ends the handling of its request.
+    pub fn refused(&mut self, refusal: Refusal) -> Box<Error> {
+        let status = refusal.answer(self.dialect).status;
+        self.refusal = Some(refusal);
+        Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
     }
 
     /// The first byte of the response body has come.

@@ -55,7 +55,7 @@ impl Intake<'_> {
             Look::ToTheEnd => timeout(ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??,
         }
         reader.for_replay().await?;
-        let mut body = reader.finish()?;
+        let mut body = reader.finish();
         let headers = &session.req_header().headers;
         let asked = Asked { routing, table, headers, head: &head, named: &named, body: &search };
         let request = asked.engine_request(look, body.bytes_read())?;

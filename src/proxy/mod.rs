@@ -1,46 +1,55 @@
 //! The edge: a request's story, phase by phase, in the order in which Pingora calls them.
 //!
 //! ```text
-//! early_request_filter      limits of the head
-//! request_filter            endpoint, body up to the model and the session, decision -> lease; refusals end here
-//! upstream_peer             the lease's replica; after a failure another one      <-----------.
-//! upstream_request_filter   rank, session and length for the engine, nothing meant for kvpin    |
-//! request_body_filter       what was read before, then the rest as it comes                   |
-//! fail_to_connect, error_while_proxy    move on to another replica before the first byte  ----'
-//! response_filter           who served and why
-//! response_body_filter      the first byte: the turn counts as served; the bytes are not touched
-//! logging                   the outcome, one access line; then the context, and with it the lease, is dropped
+//! early_request_filter    limits of the head
+//! request_filter          endpoint, body up to the model and the session, decision -> lease; refusals end here
+//! proxy_upstream_filter   the turn and its answer (forward):
+//!     attempt             connect, send, hold the answer until it shows what it is   <---.
+//!     try_again           nothing has come of it: another replica, or another connection -'
+//!     relay               the answer, byte for byte; pings while it is silent
+//! fail_to_proxy           what the client can still be told
+//! logging                 the outcome, one access line; then the context, and with it the lease, is dropped
 //! ```
 
 mod access_log;
+mod alarm;
+mod attempt;
 mod body;
 mod context;
 mod downstream;
 mod ending;
 mod endpoint;
+mod exchange;
 mod explain;
+mod first_event;
+mod forward;
 mod identify;
+mod in_stream;
 mod intake;
 mod late;
 mod local;
 mod memory;
+mod pings;
 mod refusal;
+mod relay;
+mod request_head;
+mod response_head;
 mod search;
 mod splice;
+mod trouble;
 mod upstream;
 pub mod watchdog;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use log::debug;
-use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::connectors::ConnectorOptions;
+use pingora::connectors::http::v1::Connector;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
-use pingora::{Error, ErrorSource, ErrorType, Result};
+use pingora::{Error, ErrorSource, Result};
 
 use crate::dispatch::Routing;
 
@@ -49,27 +58,22 @@ pub use context::{Context, OpenRequests};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
-use body::RequestBody;
 use ending::{log_failure, outcome_of, refusal_of};
 use endpoint::{Dialect, Endpoint, NotServed};
-use identify::{RANK_HEADER, REPLICA_HEADER};
-use intake::{Intake, Taken, learn_late};
+use intake::{Intake, Taken};
 use memory::Budget;
 use refusal::Refusal;
-use upstream::{peer, report_unreachable};
 
-const DECISION_HEADER: &str = "x-kvpin-decision";
-/// What vLLM takes for a session; it tells the events of its KV cache apart by it and decides nothing.
-const SESSION_HEADER: &str = "x-session-id";
-
-/// The most replicas that one turn is tried on, where none of them can be connected to. With each connection attempt bounded, a client waits for seconds at most.
-const TRIES_MAX: usize = 8;
+/// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
+const POOLED_MAX: usize = 1024;
 
 /// The proxy, as Pingora drives it.
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
     memory: Arc<Budget>,
+    /// Connections to the replicas, and the pool of those that are idle.
+    replicas: Connector,
     /// Numbers the pools that are used once.
     fresh_pools: AtomicU64,
 }
@@ -102,142 +106,21 @@ impl ProxyHttp for Proxy {
         }
     }
 
-    async fn upstream_peer(&self, session: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
-        if context.lease.is_none() {
-            context.acquire().map_err(|refusal| refused(context, refusal))?;
-            self.routing.metrics.retries.inc();
-        }
-        let Some(lease) = &context.lease else { return Err(refused(context, Refusal::Internal)) };
-        if let Some(body) = &mut context.body {
-            body.begin_attempt();
-        }
-        let mut peer = peer(lease.replica().address, &self.routing.table().config.limits);
-        if context.reconnected {
-            // A pool of its own, so that the second chance isn't given to another connection that is stale too.
-            peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
-        }
-        debug_assert!(!has_answered(session));
-        Ok(Box::new(peer))
+    /// `false`: kvpin has driven the exchange itself.
+    async fn proxy_upstream_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
+        self.forward(session, context).await?;
+        Ok(false)
     }
 
-    async fn upstream_request_filter(
-        &self,
-        _session: &mut Session,
-        upstream: &mut RequestHeader,
-        context: &mut Context,
-    ) -> Result<()> {
-        if let Some(body) = &context.body {
-            body.announce(upstream)?;
-        }
-        // kvpin has read or will read the body, so the client was already told to go on.
-        upstream.remove_header(&http::header::EXPECT);
-        upstream.remove_header(REPLICA_HEADER);
-        if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
-            upstream.insert_header(RANK_HEADER, rank.to_string())?;
-        } else if !context.passes_rank() {
-            upstream.remove_header(RANK_HEADER);
-        }
-        if let Some(key) = context.session_id_to_send()
-            && !upstream.headers.contains_key(SESSION_HEADER)
-        {
-            upstream.insert_header(SESSION_HEADER, key.to_string())?;
-        }
-        Ok(())
-    }
-
-    async fn request_body_filter(
-        &self,
-        session: &mut Session,
-        body: &mut Option<Bytes>,
-        end_of_stream: bool,
-        context: &mut Context,
-    ) -> Result<()> {
-        let Some(kept) = &mut context.body else { return Ok(()) };
-        if kept.is_over(session.body_bytes_read()) {
-            // The replica sees its request break off.
-            let bytes_max = self.routing.table().config.limits.body_bytes_max;
-            return Err(refused(context, Refusal::BodyTooLarge { bytes_max }));
-        }
-        kept.forward(body, end_of_stream);
-        if session.as_ref().retry_buffer_truncated() {
-            kept.release();
-        }
-        Ok(())
-    }
-
-    async fn response_filter(
-        &self,
-        _session: &mut Session,
-        response: &mut ResponseHeader,
-        context: &mut Context,
-    ) -> Result<()> {
-        context.status = Some(response.status);
-        if let Some(lease) = &context.lease
-            && self.routing.table().config.decision_headers
-        {
-            response.insert_header(REPLICA_HEADER, lease.replica().name.as_str())?;
-            response.insert_header(DECISION_HEADER, lease.decision().as_str())?;
-        }
-        // vLLM refuses on overload without saying when to come back, and some clients give up without it.
-        if response.status == http::StatusCode::SERVICE_UNAVAILABLE && !response.headers.contains_key("retry-after") {
-            response.insert_header("retry-after", "1")?;
-        }
-        Ok(())
-    }
-
-    fn response_body_filter(
-        &self,
-        session: &mut Session,
-        body: &mut Option<Bytes>,
-        end_of_stream: bool,
-        context: &mut Context,
-    ) -> Result<Option<Duration>> {
-        let begins = end_of_stream || body.as_ref().is_some_and(|chunk| !chunk.is_empty());
-        if begins {
-            learn_late(&self.routing, session, context);
-        }
-        if begins && let Some(elapsed) = context.first_byte() {
-            self.observe_first_byte(context, elapsed);
-        }
-        Ok(None)
-    }
-
-    fn fail_to_connect(
-        &self,
-        session: &mut Session,
-        _peer: &HttpPeer,
-        context: &mut Context,
-        mut error: Box<Error>,
-    ) -> Box<Error> {
-        report_unreachable(context, &error);
-        let retry = self.try_elsewhere(session, context);
-        error.set_retry(retry);
-        error
-    }
-
-    fn error_while_proxy(
-        &self,
-        _peer: &HttpPeer,
-        session: &mut Session,
-        mut error: Box<Error>,
-        context: &mut Context,
-        client_reused: bool,
-    ) -> Box<Error> {
-        let retry = match error.esource() {
-            ErrorSource::Upstream if !has_answered(session) => {
-                let stale = client_reused && !context.reconnected && can_replay(session, context);
-                context.reconnected |= stale;
-                stale || self.try_after_break(session, context)
-            }
-            ErrorSource::Upstream | ErrorSource::Downstream | ErrorSource::Internal | ErrorSource::Unset => false,
-        };
-        error.set_retry(retry);
-        error
+    async fn upstream_peer(&self, _session: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
+        // Never called: `proxy_upstream_filter` leaves Pingora nothing to proxy.
+        Err(context.refused(Refusal::Internal))
     }
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
         let nobody_listens = *error.esource() == ErrorSource::Downstream && session.is_body_done();
-        if nobody_listens || has_answered(session) {
+        let is_out_of_reach = has_answered(session) && !context.kept_waiting;
+        if nobody_listens || is_out_of_reach {
             return FailToProxy { error_code: 0, can_reuse_downstream: false };
         }
         let refusal = context.refusal.take().unwrap_or_else(|| refusal_of(error, context));
@@ -291,8 +174,9 @@ enum Admitted {
 impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
+        let replicas = Connector::new(Some(ConnectorOptions::new(POOLED_MAX)));
         // Pool 0 is the common one.
-        Proxy { routing, open, memory, fresh_pools: AtomicU64::new(1) }
+        Proxy { routing, open, memory, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
@@ -318,9 +202,7 @@ impl Proxy {
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
-        // Once a replica was tried, pingora closes the connection whatever it is told.
-        let keeps = context.tried.is_empty() && refusal.keeps_connection();
-        if keeps && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
+        if refusal.keeps_connection() && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
             // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
             session.set_close_on_response_before_downstream_finish(false);
@@ -330,31 +212,16 @@ impl Proxy {
         }
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
-        if let Err(error) = local::write(session, answer).await {
+        let told = match context.kept_waiting {
+            false => local::write(session, answer).await,
+            true => {
+                let event = in_stream::event(context.dialect, answer.body.as_bytes());
+                session.write_response_body(Some(event), true).await
+            }
+        };
+        if let Err(error) = told {
             debug!("the client was gone before it could be told: {}", error.etype().as_str());
             session.set_keepalive(None);
-        }
-    }
-
-    /// After a replica took the turn and broke off, one more is tried: what broke the first may break them all.
-    fn try_after_break(&self, session: &mut Session, context: &mut Context) -> bool {
-        let first_time = !std::mem::replace(&mut context.broke, true);
-        first_time && self.try_elsewhere(session, context)
-    }
-
-    /// Leaves the replica that failed, if the turn can begin anew on another one.
-    fn try_elsewhere(&self, session: &mut Session, context: &mut Context) -> bool {
-        if context.tried.len() + 1 >= TRIES_MAX || !can_replay(session, context) {
-            return false;
-        }
-        context.move_on();
-        true
-    }
-
-    fn observe_first_byte(&self, context: &Context, elapsed: Duration) {
-        if let (Some(request), Some(lease)) = (&context.request, &context.lease) {
-            let labels = [request.model.name.as_str(), lease.decision().as_str()];
-            self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(elapsed.as_secs_f64());
         }
     }
 }
@@ -376,15 +243,4 @@ fn find_endpoint(session: &Session) -> std::result::Result<Endpoint, Refusal> {
 /// Whether a response has begun. A `100 Continue` is none.
 fn has_answered(session: &Session) -> bool {
     session.response_written().is_some_and(|head| !head.status.is_informational())
-}
-
-fn can_replay(session: &mut Session, context: &Context) -> bool {
-    context.body.as_ref().is_some_and(|body: &RequestBody| body.can_replay(session))
-}
-
-/// Keeps the reason for `fail_to_proxy`, and makes the error that ends Pingora's tries.
-fn refused(context: &mut Context, refusal: Refusal) -> Box<Error> {
-    let status = refusal.answer(context.dialect).status;
-    context.refusal = Some(refusal);
-    Error::explain(ErrorType::HTTPStatus(status), "no replica can take the turn")
 }

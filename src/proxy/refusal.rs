@@ -24,8 +24,6 @@ pub enum Refusal {
     BodyTimedOut,
     /// The client stopped sending before the body was complete.
     BodyCutShort,
-    /// A chunked body ended inside its JSON.
-    BodyIncomplete,
     /// No model was named, and several are served.
     NoModel {
         served: Vec<String>,
@@ -57,6 +55,10 @@ pub enum Refusal {
     /// A replica was reached but broke off before it answered, and the turn can't go elsewhere.
     ReplicaFailed {
         replica: String,
+    },
+    /// A replica has not even sent a head in all the time that it may take.
+    ResponseTimedOut {
+        after_s: u64,
     },
     /// kvpin itself went wrong.
     Internal,
@@ -102,7 +104,6 @@ impl Refusal {
             Refusal::BodyTooLarge { .. } => "body_too_large",
             Refusal::BodyTimedOut => "body_timed_out",
             Refusal::BodyCutShort => "body_cut_short",
-            Refusal::BodyIncomplete => "body_incomplete",
             Refusal::NoModel { .. } => "no_model",
             Refusal::CompressedBody { .. } => "compressed_body",
             Refusal::UnknownModel { .. } => "unknown_model",
@@ -111,6 +112,7 @@ impl Refusal {
             Refusal::OutOfMemory => "out_of_memory",
             Refusal::NoReplica { reason, .. } => reason.as_str(),
             Refusal::ReplicaFailed { .. } => "replica_failed",
+            Refusal::ResponseTimedOut { .. } => "response_timed_out",
             Refusal::Internal => "internal",
         }
     }
@@ -153,10 +155,10 @@ impl Refusal {
             | Refusal::BodyCutShort
             | Refusal::OutOfMemory
             | Refusal::ReplicaFailed { .. }
+            | Refusal::ResponseTimedOut { .. }
             | Refusal::Internal => false,
             Refusal::UnknownPath
             | Refusal::WrongMethod { .. }
-            | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::UnknownModel { .. }
@@ -181,13 +183,13 @@ impl Refusal {
             Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
             Refusal::BodyTimedOut => bad_request(408),
             Refusal::BodyCutShort
-            | Refusal::BodyIncomplete
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. } => bad_request(400),
             Refusal::OutOfMemory | Refusal::NoReplica { .. } => kind(503, "server_error", "overloaded_error"),
             Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
+            Refusal::ResponseTimedOut { .. } => kind(504, "server_error", "timeout_error"),
             Refusal::Internal => kind(500, "server_error", "api_error"),
         }
     }
@@ -214,7 +216,6 @@ impl Refusal {
             }
             Refusal::BodyTimedOut => "The request body stopped arriving.".into(),
             Refusal::BodyCutShort => "The request body ended before its announced length.".into(),
-            Refusal::BodyIncomplete => "The request body ended before its JSON did.".into(),
             Refusal::NoModel { served } => format!(
                 "No `model` was found in the request body, and several models are served here: {}.",
                 names(served)
@@ -236,6 +237,7 @@ impl Refusal {
             Refusal::ReplicaFailed { replica } => {
                 format!("The replica {replica} broke off before it answered.")
             }
+            Refusal::ResponseTimedOut { after_s } => format!("The replica has not answered within {after_s} s."),
             Refusal::Internal => "kvpin failed to handle this request.".into(),
         }
     }

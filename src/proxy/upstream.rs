@@ -1,16 +1,12 @@
-//! Towards the replicas: how they are connected to, and what a failure to connect says of them.
+//! Towards the replicas: how they are connected to.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use pingora::protocols::TcpKeepalive;
 use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
-use pingora::{Error, ErrorType};
 
-use crate::balancer::{DownReason, Evidence};
 use crate::config::Limits;
-
-use super::context::Context;
 
 /// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
 /// the close would fail.
@@ -35,17 +31,4 @@ pub fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
     options.tcp_keepalive = Some(TCP_KEEPALIVE);
     options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
     peer
-}
-
-/// A server that can't be connected to is down for everyone, until a probe reaches it. What failed on this machine, such as
-/// the lack of a file descriptor, says nothing about it.
-pub fn report_unreachable(context: &Context, error: &Error) {
-    let (Some(request), Some(lease)) = (&context.request, &context.lease) else { return };
-    let reason = match error.etype() {
-        ErrorType::ConnectTimedout => DownReason::ConnectTimedOut,
-        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => DownReason::ConnectRefused,
-        _ => return,
-    };
-    let (id, evidence) = (lease.id(), Evidence::Unreachable(reason));
-    request.model.dispatcher.with(|balancer, now| balancer.observe(id, evidence, now));
 }

@@ -276,7 +276,9 @@ async fn nonsense_on_other_connections_leaves_a_running_stream_alone() {
     wire.send(&Call::post(ANTHROPIC, r#"{"model":"m"}"#).bytes()).await;
     let mut turn = hand.turn().await;
     turn.write(STREAM_HEAD).await;
+    turn.write_chunk("data: begun\n\n").await;
     wire.head("POST").await;
+    assert_eq!(wire.piece().await, Piece::Data("data: begun\n\n".into()));
     for number in 0..3 {
         nonsense(&kvpin).await;
         let event = format!("data: {number}\n\n");

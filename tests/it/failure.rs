@@ -246,7 +246,9 @@ async fn a_turn_whose_body_still_comes_is_moved_while_all_of_it_so_far_is_kept()
 #[tokio::test]
 async fn a_turn_of_whose_body_not_all_is_kept_is_told_that_its_replica_failed() {
     let (mut hand, recorder) = (Hand::start(), Recorder::start());
-    let kvpin = Kvpin::serve(one_model(&[hand.url(), recorder.url()])).await;
+    let mut config = config(one_model(&[hand.url(), recorder.url()]));
+    config["limits"] = json!({ "replay_bytes_max": "300KiB" });
+    let kvpin = Kvpin::start(&config).await;
     let (mut wire, call) = begin_to_upload(&kvpin).await;
     let mut served = hand.arriving().await;
     wire.send(&call.body[200 * KIB..400 * KIB]).await;

@@ -23,22 +23,35 @@ fn event(number: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_head_reaches_the_client_before_any_of_the_body_exists() {
+async fn a_head_reaches_the_client_with_the_first_event_and_before_the_second_exists() {
     let (_hand, _kvpin, mut turn, mut wire) = begun().await;
     turn.write(STREAM_HEAD).await;
+    turn.write_chunk(event(0)).await;
     let head = wire.head("POST").await;
     assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+    assert_eq!(wire.piece().await, Piece::Data(event(0).into()));
     turn.write("0\r\n\r\n").await;
     assert_eq!(wire.piece().await, Piece::End);
+}
+
+#[tokio::test]
+async fn the_head_of_a_response_that_is_no_stream_reaches_the_client_before_any_of_the_body_exists() {
+    let (_hand, _kvpin, mut turn, mut wire) = begun().await;
+    turn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n").await;
+    assert_eq!(wire.head("POST").await.status, 200);
+    turn.write("{}").await;
+    assert_eq!(wire.piece().await, Piece::Data("{}".into()));
 }
 
 #[tokio::test]
 async fn each_event_of_a_stream_reaches_the_client_before_the_next_one_exists() {
     let (_hand, kvpin, mut turn, mut wire) = begun().await;
     turn.write(STREAM_HEAD).await;
-    wire.head("POST").await;
     for number in 0..200 {
         turn.write_chunk(event(number)).await;
+        if number == 0 {
+            wire.head("POST").await;
+        }
         assert_eq!(wire.piece().await, Piece::Data(event(number).into()), "as one chunk, unchanged");
     }
     assert_eq!(kvpin.in_flight().await, 1, "the slot is held until the body's end");

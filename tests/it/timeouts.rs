@@ -46,6 +46,7 @@ async fn a_stream_outlives_the_limits_of_heads_and_idle_connections() {
     wire.send(&Call::post("/v1/messages", r#"{"model":"m"}"#).bytes()).await;
     let mut turn = hand.turn().await;
     turn.write(STREAM_HEAD).await;
+    turn.write_chunk("data: early\n\n").await;
     wire.head("POST").await;
     // The limits have passed when one that was connected later has been closed for one of them.
     let mut idle = kvpin.connect().await;
@@ -56,7 +57,7 @@ async fn a_stream_outlives_the_limits_of_heads_and_idle_connections() {
     while let crate::support::client::Piece::Data(data) = wire.piece().await {
         rest.extend_from_slice(&data);
     }
-    assert_eq!(rest, b"data: late\n\n");
+    assert_eq!(rest, b"data: early\n\ndata: late\n\n");
 }
 
 #[tokio::test]

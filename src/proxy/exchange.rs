@@ -1,0 +1,158 @@
+//! One request on one connection to a replica: its body on the way there, its response on the way back, and all the while
+//! an eye on the client, which may leave.
+
+use bytes::Bytes;
+use log::debug;
+use pingora::http::ResponseHeader;
+use pingora::protocols::http::HttpTask;
+use pingora::protocols::http::v1::client::HttpSession;
+use pingora::proxy::Session;
+use pingora::{Error, ErrorType, Result};
+
+use super::alarm::Alarm;
+use super::body::RequestBody;
+use super::context::Context;
+use super::refusal::Refusal;
+use super::request_head;
+
+/// A request that has begun.
+pub struct Exchange {
+    replica: HttpSession,
+    upload: Upload,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Event {
+    Head(Box<ResponseHeader>),
+    /// Never empty.
+    Data(Bytes),
+    /// The response has come to its proper end.
+    End,
+    /// Nothing came for as long as the alarm was set for.
+    Silence,
+}
+
+/// Where the request's body is.
+enum Upload {
+    /// The client has more of it.
+    Coming,
+    /// The replica has all of it.
+    Sent,
+    /// The replica doesn't take the rest. It may have answered before.
+    Refused(Box<Error>),
+}
+
+impl Exchange {
+    /// Sends the head, and of the body what is at hand.
+    ///
+    /// # Errors
+    /// Of the replica, if it could not be written to; of the client, if it has left; kvpin's own refusals.
+    pub async fn begin(replica: HttpSession, session: &mut Session, context: &mut Context) -> Result<Self> {
+        let mut exchange = Exchange { replica, upload: Upload::Coming };
+        let head = request_head::for_replica(session, context)?;
+        exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
+        let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
+        let is_last = session.is_body_done();
+        exchange.send(session, first, is_last).await?;
+        Ok(exchange)
+    }
+
+    /// Waits for what comes next of the response, while the rest of the request goes out. Can be dropped while it waits.
+    ///
+    /// # Errors
+    /// Of the replica (`ErrorSource::Upstream`), if the response broke off; of the client, if it has left; kvpin's own refusals.
+    pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
+        loop {
+            let is_sent = matches!(self.upload, Upload::Sent);
+            let is_refused = matches!(self.upload, Upload::Refused(_));
+            tokio::select! {
+                task = self.replica.read_response_task() => {
+                    if let Some(event) = self.response_event(task)? {
+                        return Ok(event);
+                    }
+                }
+                piece = session.as_mut().read_body_or_idle(is_sent), if !is_refused => {
+                    let piece = piece.map_err(Error::into_down)?;
+                    let is_last = session.is_body_done() || piece.is_none();
+                    let piece = outgoing(session, context, piece.unwrap_or_default())?;
+                    self.send(session, piece, is_last).await?;
+                }
+                () = alarm.rings() => return Ok(Event::Silence),
+            }
+        }
+    }
+
+    /// The connection, if the next request may use it.
+    pub fn into_reusable(self) -> Option<HttpSession> {
+        matches!(self.upload, Upload::Sent).then_some(self.replica)
+    }
+
+    fn response_event(&mut self, task: Result<HttpTask>) -> Result<Option<Event>> {
+        let task = task.map_err(|error| match std::mem::replace(&mut self.upload, Upload::Sent) {
+            Upload::Refused(cause) => cause,
+            Upload::Coming | Upload::Sent => error.into_up(),
+        })?;
+        Ok(match task {
+            HttpTask::Header(head, _) if head.status == http::StatusCode::SWITCHING_PROTOCOLS => {
+                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "an upgrade that nobody asked for").into_up());
+            }
+            // An interim response says nothing that a client would wait for: it has been told to go on with its body.
+            HttpTask::Header(head, _) if head.status.is_informational() => None,
+            HttpTask::Header(head, _) => Some(Event::Head(head)),
+            HttpTask::Body(Some(data), _) | HttpTask::UpgradedBody(Some(data), _) if !data.is_empty() => {
+                Some(Event::Data(data))
+            }
+            // What has ended says so again when it is asked for more.
+            HttpTask::Body(..) | HttpTask::UpgradedBody(..) | HttpTask::Trailer(_) => None,
+            HttpTask::Done => Some(Event::End),
+            HttpTask::Failed(error) => return Err(error.into_up()),
+        })
+    }
+
+    /// Sends a piece of the body, while a client that has nothing more to send is watched.
+    async fn send(&mut self, session: &mut Session, piece: Bytes, is_last: bool) -> Result<()> {
+        let written = tokio::select! {
+            written = write(&mut self.replica, piece, is_last) => written,
+            error = left(session), if session.is_body_done() => return Err(error),
+        };
+        match written {
+            Ok(()) if is_last => self.upload = Upload::Sent,
+            Ok(()) => {}
+            Err(error) => {
+                debug!("a replica doesn't take the body: {}", error.etype().as_str());
+                self.upload = Upload::Refused(error.into_up());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What goes out in the place of a piece that has come in.
+fn outgoing(session: &Session, context: &mut Context, piece: Bytes) -> Result<Bytes> {
+    let Some(body) = &mut context.body else { return Ok(piece) };
+    if let Some(bytes_max) = body.is_over(session.body_bytes_read()) {
+        // The replica sees its request break off.
+        return Err(context.refused(Refusal::BodyTooLarge { bytes_max }));
+    }
+    Ok(body.pass(piece))
+}
+
+async fn write(replica: &mut HttpSession, piece: Bytes, is_last: bool) -> Result<()> {
+    // In chunks, an empty piece would be the end.
+    if !piece.is_empty() {
+        replica.write_body(&piece).await?;
+    }
+    if is_last {
+        replica.finish_body().await?;
+    }
+    Ok(())
+}
+
+/// Waits until a client that has sent its whole request leaves, and says how.
+async fn left(session: &mut Session) -> Box<Error> {
+    match session.as_mut().read_body_or_idle(true).await {
+        Err(error) => error.into_down(),
+        Ok(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,109 @@
+//! To the client: an answer that has shown what it is, chunk by chunk as it comes; a kept error; pings.
+
+use bytes::Bytes;
+use pingora::{Error, ErrorType, Result};
+use tokio::time::{Duration, Instant};
+
+use crate::balancer::Evidence;
+
+use super::attempt::{Answer, Attempt, Kept};
+use super::exchange::{Event, Exchange};
+use super::in_stream;
+
+/// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
+const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
+
+impl Attempt<'_> {
+    /// Passes an answer on to its end, byte for byte.
+    ///
+    /// # Errors
+    /// Of the replica, if the response breaks off: the client's breaks off too. Of the client, if it has left.
+    pub async fn relay(&mut self, answer: Answer, exchange: &mut Exchange) -> Result<()> {
+        let Answer { mut head, begun, has_ended, is_stream } = answer;
+        self.context.status = Some(head.status);
+        if self.context.kept_waiting && !is_stream {
+            return self.relay_as_event(begun, has_ended, exchange).await;
+        }
+        if !std::mem::take(&mut self.context.kept_waiting) {
+            if !is_stream {
+                super::response_head::for_client(&mut head, self.context, &self.table)?;
+            }
+            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+        }
+        self.alarm.set(self.limits().ping_interval.filter(|_| is_stream));
+        if !begun.is_empty() {
+            self.pass(begun).await?;
+        }
+        if !has_ended {
+            self.flow(exchange).await?;
+        }
+        self.proxy.begun(self.session, self.context);
+        self.session.write_response_body(None, true).await.map_err(Error::into_down)
+    }
+
+    /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
+    pub async fn tell(&mut self, kept: Kept) -> Result<()> {
+        let Kept { head, body, status } = kept;
+        self.context.status = Some(status);
+        self.proxy.begun(self.session, self.context);
+        let body = if !std::mem::take(&mut self.context.kept_waiting) {
+            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            body
+        } else if head.status.is_success() {
+            body
+        } else {
+            in_stream::event(self.context.dialect, &body)
+        };
+        self.session.write_response_body(Some(body), true).await.map_err(Error::into_down)
+    }
+
+    /// Sends a ping, if this is the place for one.
+    pub(super) async fn ping(&mut self) -> Result<()> {
+        let Some(ping) = self.pings.due() else { return Ok(()) };
+        self.proxy.routing.metrics.pings.inc();
+        self.alarm.put_off();
+        self.session.write_response_body(Some(Bytes::from_static(ping)), false).await.map_err(Error::into_down)
+    }
+
+    /// Passes on what comes until it has come to its end.
+    async fn flow(&mut self, exchange: &mut Exchange) -> Result<()> {
+        let mut told = Instant::now();
+        loop {
+            match exchange.next(self.session, self.context, &mut self.alarm).await? {
+                Event::Data(chunk) => {
+                    self.alarm.put_off();
+                    self.pass(chunk).await?;
+                    if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
+                        told = self.alarm.last();
+                        self.proxy.observe(self.context, Evidence::Served);
+                    }
+                }
+                Event::Silence => self.ping().await?,
+                Event::End => return Ok(()),
+                Event::Head(_) => return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a second head").into_up()),
+            }
+        }
+    }
+
+    async fn pass(&mut self, chunk: Bytes) -> Result<()> {
+        self.proxy.begun(self.session, self.context);
+        self.pings.passed(&chunk);
+        self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
+    }
+
+    /// The client has a stream's head and gets an answer that is none: an error of the engine's, which then is an event.
+    async fn relay_as_event(&mut self, begun: Bytes, has_ended: bool, exchange: &mut Exchange) -> Result<()> {
+        let mut body = bytes::BytesMut::from(begun);
+        while !has_ended && body.len() <= super::first_event::LOOKED_AT_MAX {
+            match exchange.next(self.session, self.context, &mut self.alarm).await? {
+                Event::Data(chunk) => body.extend_from_slice(&chunk),
+                Event::End => break,
+                Event::Silence | Event::Head(_) => {}
+            }
+        }
+        self.proxy.begun(self.session, self.context);
+        self.context.kept_waiting = false;
+        let event = in_stream::event(self.context.dialect, &body);
+        self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)
+    }
+}

@@ -1,0 +1,64 @@
+//! What can be wrong with a replica that was given a turn, as long as the turn can still go elsewhere.
+
+use pingora::{Error, ErrorType};
+
+use crate::balancer::{DownReason, Evidence};
+
+/// Why a try came to nothing. The same word stands in the log and in the metric of retries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A pooled connection had been closed by the replica, as vLLM does after 5 s. Says nothing of the replica.
+    StaleConnection,
+    /// It can't be connected to. `None` if what failed is on this machine, such as the lack of a file descriptor.
+    Unreachable(Option<DownReason>),
+    /// It took the turn, and then the connection ended or carried no HTTP before anything was generated.
+    BrokeOff,
+    /// It refused with 502 or 503, as vLLM does when its queue is full or its engine is dead.
+    Failing,
+    /// Its engine failed on this turn.
+    EngineError,
+    /// It takes no new requests because it is about to end.
+    Draining,
+}
+
+impl Trouble {
+    /// Why a replica can't be connected to.
+    pub fn connecting(error: &Error) -> Self {
+        Trouble::Unreachable(match error.etype() {
+            ErrorType::ConnectTimedout => Some(DownReason::ConnectTimedOut),
+            ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => Some(DownReason::ConnectRefused),
+            _ => None,
+        })
+    }
+
+    /// The word used in logs and metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Trouble::StaleConnection => "stale_connection",
+            Trouble::Unreachable(_) => "unreachable",
+            Trouble::BrokeOff => "broke_off",
+            Trouble::Failing => "failing",
+            Trouble::EngineError => "engine_error",
+            Trouble::Draining => "draining",
+        }
+    }
+
+    /// What it says of the replica's health.
+    pub fn evidence(self) -> Option<Evidence> {
+        match self {
+            Trouble::StaleConnection => None,
+            Trouble::Unreachable(reason) => reason.map(Evidence::Unreachable),
+            Trouble::BrokeOff => Some(Evidence::BrokeOff),
+            Trouble::Failing | Trouble::EngineError => Some(Evidence::Failing),
+            Trouble::Draining => Some(Evidence::Draining),
+        }
+    }
+
+    /// Whether the turn itself may have been what the replica broke on. One that was refused has done no harm.
+    pub fn is_break(self) -> bool {
+        match self {
+            Trouble::BrokeOff | Trouble::EngineError => true,
+            Trouble::StaleConnection | Trouble::Unreachable(_) | Trouble::Failing | Trouble::Draining => false,
+        }
+    }
+}
