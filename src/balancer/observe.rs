@@ -75,6 +75,11 @@ impl Balancer {
         std::mem::take(&mut self.news)
     }
 
+    /// What is known of a replica's health.
+    pub fn health_of(&self, id: ReplicaId) -> Option<Health> {
+        self.replicas.get(id.index()).map(Replica::health)
+    }
+
     /// Why none of the replicas takes a turn.
     pub fn outage(&self, now: Duration) -> Outage {
         let described = |(_, replica): (_, &Replica)| {

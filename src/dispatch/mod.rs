@@ -113,6 +113,11 @@ impl Lease {
         &self.replica
     }
 
+    /// The balancer that has given it.
+    pub fn dispatcher(&self) -> &Arc<Dispatcher> {
+        &self.dispatcher
+    }
+
     pub fn id(&self) -> ReplicaId {
         self.id
     }

@@ -29,6 +29,7 @@ use super::alarm::Alarm;
 use super::context::Context;
 use super::exchange::{Event, Exchange};
 use super::first_event::{FirstEvent, LOOKED_AT_MAX, Shown, trouble_of_500};
+use super::hung::Waited;
 use super::pings::Pings;
 use super::refusal::Refusal;
 use super::response_head;
@@ -99,21 +100,31 @@ impl<'a> Attempt<'a> {
             Ok(exchange) => exchange,
             Err(error) => return Ok((self.broken(error, is_pooled)?, None)),
         };
-        let head = match self.head(&mut exchange).await {
-            Ok(head) => head,
-            Err(error) => return Ok((self.broken(error, is_pooled)?, None)),
-        };
-        let opening = match head.status {
-            StatusCode::OK if response_head::is_stream(&head) => self.stream(&mut exchange, head).await,
-            StatusCode::INTERNAL_SERVER_ERROR | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => {
-                self.engine_error(&mut exchange, head).await
-            }
-            _ => Ok(Opening::Good(Answer { head, begun: Bytes::new(), has_ended: false, is_stream: false })),
+        let waited = self.context.lease.as_ref().map(Waited::on);
+        let opening = match waited {
+            Some(waited) => tokio::select! {
+                opening = self.opening(&mut exchange) => opening,
+                () = waited.until_down() => return Ok((Opening::Bad(Trouble::Hung, None), None)),
+            },
+            None => self.opening(&mut exchange).await,
         };
         match opening {
             Ok(opening) => Ok((opening, Some(exchange))),
-            Err(error) => Ok((self.broken(error, false)?, None)),
+            Err((error, had_head)) => Ok((self.broken(error, is_pooled && !had_head)?, None)),
         }
+    }
+
+    /// Waits until the answer has shown what it is. With an error, whether its head had come.
+    async fn opening(&mut self, exchange: &mut Exchange) -> std::result::Result<Opening, (Box<Error>, bool)> {
+        let head = self.head(exchange).await.map_err(|error| (error, false))?;
+        let opening = match head.status {
+            StatusCode::OK if response_head::is_stream(&head) => self.stream(exchange, head).await,
+            StatusCode::INTERNAL_SERVER_ERROR | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => {
+                self.engine_error(exchange, head).await
+            }
+            _ => Ok(Opening::Good(Answer { head, begun: Bytes::new(), has_ended: false, is_stream: false })),
+        };
+        opening.map_err(|error| (error, true))
     }
 
     pub(super) fn limits(&self) -> &Limits {

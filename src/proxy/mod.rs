@@ -23,6 +23,7 @@ mod exchange;
 mod explain;
 mod first_event;
 mod forward;
+mod hung;
 mod identify;
 mod in_stream;
 mod intake;

@@ -13,6 +13,8 @@ pub enum Trouble {
     Unreachable(Option<DownReason>),
     /// It took the turn, and then the connection ended or carried no HTTP before anything was generated.
     BrokeOff,
+    /// It was found to be down while the turn waited for its first event.
+    Hung,
     /// It refused with 502 or 503, as vLLM does when its queue is full or its engine is dead.
     Failing,
     /// Its engine failed on this turn.
@@ -37,6 +39,7 @@ impl Trouble {
             Trouble::StaleConnection => "stale_connection",
             Trouble::Unreachable(_) => "unreachable",
             Trouble::BrokeOff => "broke_off",
+            Trouble::Hung => "hung",
             Trouble::Failing => "failing",
             Trouble::EngineError => "engine_error",
             Trouble::Draining => "draining",
@@ -46,7 +49,8 @@ impl Trouble {
     /// What it says of the replica's health.
     pub fn evidence(self) -> Option<Evidence> {
         match self {
-            Trouble::StaleConnection => None,
+            // Of a hung one it is the balancer that knows.
+            Trouble::StaleConnection | Trouble::Hung => None,
             Trouble::Unreachable(reason) => reason.map(Evidence::Unreachable),
             Trouble::BrokeOff => Some(Evidence::BrokeOff),
             Trouble::Failing | Trouble::EngineError => Some(Evidence::Failing),
@@ -57,7 +61,7 @@ impl Trouble {
     /// Whether the turn itself may have been what the replica broke on. One that was refused has done no harm.
     pub fn is_break(self) -> bool {
         match self {
-            Trouble::BrokeOff | Trouble::EngineError => true,
+            Trouble::BrokeOff | Trouble::EngineError | Trouble::Hung => true,
             Trouble::StaleConnection | Trouble::Unreachable(_) | Trouble::Failing | Trouble::Draining => false,
         }
     }

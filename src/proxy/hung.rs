@@ -1,0 +1,38 @@
+//! Waiting on an engine that has stopped.
+//!
+//! An engine that hangs keeps its connections open, so a turn that waits there for its first event hears nothing for as long
+//! as `response_timeout_s` lets it. That the replica is down is found out from the outside, by its figures that stand still.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::balancer::{Health, ReplicaId};
+use crate::dispatch::{Dispatcher, Lease};
+
+/// How often a waiting turn asks whether its replica is down by now. It takes the balancer's lock.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+
+/// The replica of a lease, to be asked after.
+pub struct Waited {
+    dispatcher: Arc<Dispatcher>,
+    replica: ReplicaId,
+}
+
+impl Waited {
+    pub fn on(lease: &Lease) -> Self {
+        Waited { dispatcher: Arc::clone(lease.dispatcher()), replica: lease.id() }
+    }
+
+    /// Ends when the replica is down.
+    pub async fn until_down(&self) {
+        loop {
+            sleep(ASKED_EVERY).await;
+            let health = self.dispatcher.with(|balancer, _| balancer.health_of(self.replica));
+            if matches!(health, Some(Health::Down(_))) {
+                return;
+            }
+        }
+    }
+}
