@@ -4,12 +4,12 @@ use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::support::call::Call;
 use crate::support::client::{Wire, call};
-use crate::support::kvpin::{Kvpin, config, run};
+use crate::support::kvpin::{Kvpin, config, replicas, run};
 use crate::support::replicas::{MODEL, fast, start_many, streamed, turns, urls};
 use crate::support::until;
 
@@ -92,6 +92,46 @@ async fn twenty_live_conversations_leave_a_draining_replica_at_a_turns_border_an
     let back = kvpin_run(&["undrain", &format!("{MODEL}/{draining}"), "--admin", &admin]).await;
     assert!(back.status.success(), "{}", stderr(&back));
     kvpin.until_health("up", |_| true).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_a_reload_takes_out_finishes_its_turns_and_its_conversations_go_on_elsewhere() {
+    let servers = start_many(2, fast()).await;
+    let with = |urls: Value| config(json!({ (MODEL): { "spill_threshold": 100, "replicas": urls } }));
+    let kvpin = Kvpin::start(&with(urls(&servers))).await;
+    let removed = servers[0].address().to_string();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut conversations = JoinSet::new();
+    for number in 0..CONVERSATIONS {
+        conversations.spawn(converse(kvpin.connect().await, format!("live-{number}"), Arc::clone(&stop)));
+    }
+    until("all are pinned", async || {
+        (kvpin.status().await["models"][0]["conversations"] == CONVERSATIONS).then_some(())
+    })
+    .await;
+    assert!(kvpin.reload(&with(urls(&servers[1..]))).await);
+    until("its turns have ended", async || {
+        let status = kvpin.status().await;
+        let stays = replicas(&status).any(|replica| replica["name"] == removed.as_str());
+        (!stays).then_some(())
+    })
+    .await;
+    let until_then = turns(&servers[0]).len();
+    let all_at_the_other = async || {
+        let held = kvpin.replica(&servers[1].address().to_string()).await["conversations"].clone();
+        (held["active"] == CONVERSATIONS).then_some(())
+    };
+    until("all have moved", all_at_the_other).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut left = 0;
+    while let Some(homes) = conversations.join_next().await {
+        let homes = homes.expect("no turn failed");
+        let moves = homes.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        left += usize::from(homes[0] == removed);
+        assert_eq!(moves, usize::from(homes[0] == removed), "{homes:?}");
+    }
+    assert_eq!(left, CONVERSATIONS / 2);
+    assert_eq!(turns(&servers[0]).len(), until_then, "nothing arrived there since it was taken out");
 }
 
 #[tokio::test]

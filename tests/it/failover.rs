@@ -436,7 +436,7 @@ async fn a_replica_that_closes_its_idle_connections_just_when_the_next_turn_come
         }
     });
     let kvpin = Kvpin::serve(json!({ "m": { "replicas": [format!("http://{}", port.address())] } })).await;
-    for round in 0..400_u64 {
+    for round in 0..2_000_u64 {
         let call = turn(CHAT, "racing", if round % 8 == 0 { 200 * KIB } else { KIB });
         let reply = kvpin.call(&call).await;
         assert_eq!((reply.status(), reply.text()), (200, call.body.len().to_string()), "round {round}");
