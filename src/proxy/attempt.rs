@@ -39,7 +39,11 @@ use super::trouble::Trouble;
 const HEAD_HELD_MAX: Duration = Duration::from_secs(15);
 
 /// How long the rest of an error is waited for. vLLM writes an error whole.
-const ERROR_WAIT: Duration = Duration::from_secs(5);
+pub(super) const ERROR_WAIT: Duration = Duration::from_secs(5);
+
+/// How soon a pooled connection breaks that the replica had closed before the request came. What breaks later has been
+/// taken, and maybe worked on.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// One try.
 pub struct Attempt<'a> {
@@ -77,6 +81,18 @@ pub struct Kept {
     pub status: StatusCode,
 }
 
+/// A try that broke off.
+struct Broken {
+    error: Box<Error>,
+    had_head: bool,
+}
+
+impl Broken {
+    fn before_head(error: Box<Error>) -> Self {
+        Broken { error, had_head: false }
+    }
+}
+
 /// An error's body, as far as it has been read.
 enum ErrorBody {
     Whole(Bytes),
@@ -96,35 +112,46 @@ impl<'a> Attempt<'a> {
     /// # Errors
     /// What ends the turn: the client has left, or kvpin refuses.
     pub async fn open(&mut self, replica: HttpSession, is_pooled: bool) -> Result<(Opening, Option<Exchange>)> {
-        let mut exchange = match Exchange::begin(replica, self.session, self.context).await {
-            Ok(exchange) => exchange,
-            Err(error) => return Ok((self.broken(error, is_pooled)?, None)),
-        };
+        let begun = Instant::now();
         let waited = self.context.lease.as_ref().map(Waited::on);
-        let opening = match waited {
+        let opened = match waited {
             Some(waited) => tokio::select! {
-                opening = self.opening(&mut exchange) => opening,
-                () = waited.until_down() => return Ok((Opening::Bad(Trouble::Hung, None), None)),
+                opened = self.opened(replica) => opened,
+                () = waited.until_down() => return self.hung(),
             },
-            None => self.opening(&mut exchange).await,
+            None => self.opened(replica).await,
         };
-        match opening {
-            Ok(opening) => Ok((opening, Some(exchange))),
-            Err((error, had_head)) => Ok((self.broken(error, is_pooled && !had_head)?, None)),
+        match opened {
+            Ok((opening, exchange)) => Ok((opening, Some(exchange))),
+            Err(Broken { error, had_head }) => {
+                let is_stale = is_pooled && !had_head && begun.elapsed() < STALE_WITHIN;
+                Ok((self.broken(error, is_stale)?, None))
+            }
         }
     }
 
-    /// Waits until the answer has shown what it is. With an error, whether its head had come.
-    async fn opening(&mut self, exchange: &mut Exchange) -> std::result::Result<Opening, (Box<Error>, bool)> {
-        let head = self.head(exchange).await.map_err(|error| (error, false))?;
+    /// Sends the request, and waits until the answer has shown what it is.
+    async fn opened(&mut self, replica: HttpSession) -> std::result::Result<(Opening, Exchange), Broken> {
+        let mut exchange = Exchange::begin(replica, self.session, self.context).await.map_err(Broken::before_head)?;
+        let head = self.head(&mut exchange).await.map_err(Broken::before_head)?;
         let opening = match head.status {
-            StatusCode::OK if response_head::is_stream(&head) => self.stream(exchange, head).await,
+            StatusCode::OK if response_head::is_stream(&head) => self.stream(&mut exchange, head).await,
             StatusCode::INTERNAL_SERVER_ERROR | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => {
-                self.engine_error(exchange, head).await
+                self.engine_error(&mut exchange, head).await
             }
             _ => Ok(Opening::Good(Answer { head, begun: Bytes::new(), has_ended: false, is_stream: false })),
         };
-        opening.map_err(|error| (error, true))
+        let opening = opening.map_err(|error| Broken { error, had_head: true })?;
+        Ok((opening, exchange))
+    }
+
+    /// The replica was found to be down. If that has cut off what was being written to the client, the client can't be given
+    /// another answer.
+    fn hung(&self) -> Result<(Opening, Option<Exchange>)> {
+        if self.context.is_writing {
+            return Err(Error::explain(ErrorType::WriteTimedout, "the client takes nothing").into_down());
+        }
+        Ok((Opening::Bad(Trouble::Hung, None), None))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -199,10 +226,7 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 // A clean end without an event is no answer either: an engine that is shut down ends its streams so.
-                Event::End => {
-                    let kept = Kept { head, body: first.take(), status: StatusCode::BAD_GATEWAY };
-                    return Ok(Opening::Bad(Trouble::BrokeOff, Some(kept)));
-                }
+                Event::End => return Ok(Opening::Bad(Trouble::BrokeOff, None)),
                 Event::Head(_) => return Err(second_head()),
             }
         }
@@ -211,9 +235,11 @@ impl<'a> Attempt<'a> {
     /// Lets the client have the head, and what the engine has sent to keep the connection alive.
     async fn release(&mut self, head: &ResponseHeader, first: &mut FirstEvent) -> Result<()> {
         if !self.context.kept_waiting {
-            self.context.kept_waiting = true;
             let head = Box::new(head.clone());
+            self.context.is_writing = true;
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            self.context.is_writing = false;
+            self.context.kept_waiting = true;
             // From here on it is the ping interval that counts.
             self.alarm.set(self.limits().ping_interval);
         }
@@ -223,7 +249,15 @@ impl<'a> Attempt<'a> {
             return Ok(());
         }
         self.alarm.put_off();
-        self.session.write_response_body(Some(idle), false).await.map_err(Error::into_down)
+        self.say(idle).await
+    }
+
+    /// Writes something to a client that waits for its answer.
+    pub(super) async fn say(&mut self, bytes: Bytes) -> Result<()> {
+        self.context.is_writing = true;
+        self.session.write_response_body(Some(bytes), false).await.map_err(Error::into_down)?;
+        self.context.is_writing = false;
+        Ok(())
     }
 
     /// Reads an error of the engine's, to see whose it is and to keep it.

@@ -40,6 +40,8 @@ pub struct Context {
     pub kept: Option<Kept>,
     /// Whether the client has the head of a stream, and pings at most behind it. Whatever serves the turn goes on from there.
     pub kept_waiting: bool,
+    /// Whether something is being written to a client that waits for its answer.
+    pub is_writing: bool,
     /// Why kvpin answers the request itself.
     pub refusal: Option<Refusal>,
     /// The status of the engine's response, or of the error that its stream is.
@@ -117,6 +119,7 @@ impl Context {
             breaks: 0,
             kept: None,
             kept_waiting: false,
+            is_writing: false,
             refusal: None,
             status: None,
             first_byte: None,

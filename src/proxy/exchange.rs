@@ -41,6 +41,9 @@ enum Upload {
     Sent,
     /// The replica doesn't take the rest. It may have answered before.
     Refused(Box<Error>),
+    /// A piece is being written. One that is given up half-way leaves it so: nothing more can be sent on the connection, and
+    /// nothing else may use it.
+    Writing,
 }
 
 impl Exchange {
@@ -58,14 +61,15 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Waits for what comes next of the response, while the rest of the request goes out. Can be dropped while it waits.
+    /// Waits for what comes next of the response, while the rest of the request goes out. Dropped while it waits it loses
+    /// nothing; dropped while a piece goes out it ends the sending, and the response can still be read.
     ///
     /// # Errors
     /// Of the replica (`ErrorSource::Upstream`), if the response broke off; of the client, if it has left; kvpin's own refusals.
     pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
         loop {
             let is_sent = matches!(self.upload, Upload::Sent);
-            let is_refused = matches!(self.upload, Upload::Refused(_));
+            let is_refused = matches!(self.upload, Upload::Refused(_) | Upload::Writing);
             tokio::select! {
                 task = self.replica.read_response_task() => {
                     if let Some(event) = self.response_event(task)? {
@@ -91,7 +95,7 @@ impl Exchange {
     fn response_event(&mut self, task: Result<HttpTask>) -> Result<Option<Event>> {
         let task = task.map_err(|error| match std::mem::replace(&mut self.upload, Upload::Sent) {
             Upload::Refused(cause) => cause,
-            Upload::Coming | Upload::Sent => error.into_up(),
+            Upload::Coming | Upload::Sent | Upload::Writing => error.into_up(),
         })?;
         Ok(match task {
             HttpTask::Header(head, _) if head.status == http::StatusCode::SWITCHING_PROTOCOLS => {
@@ -112,18 +116,21 @@ impl Exchange {
 
     /// Sends a piece of the body, while a client that has nothing more to send is watched.
     async fn send(&mut self, session: &mut Session, piece: Bytes, is_last: bool) -> Result<()> {
+        self.upload = Upload::Writing;
         let written = tokio::select! {
             written = write(&mut self.replica, piece, is_last) => written,
             error = left(session), if session.is_body_done() => return Err(error),
         };
-        match written {
-            Ok(()) if is_last => self.upload = Upload::Sent,
-            Ok(()) => {}
+        self.upload = match written {
+            Ok(()) if is_last => Upload::Sent,
+            Ok(()) => Upload::Coming,
+            // One that takes nothing for so long isn't waited for to say something.
+            Err(error) if *error.etype() == ErrorType::WriteTimedout => return Err(error.into_up()),
             Err(error) => {
                 debug!("a replica doesn't take the body: {}", error.etype().as_str());
-                self.upload = Upload::Refused(error.into_up());
+                Upload::Refused(error.into_up())
             }
-        }
+        };
         Ok(())
     }
 }

@@ -46,10 +46,12 @@ impl Proxy {
         context: &mut Context,
     ) -> Result<Option<(Trouble, Option<Kept>)>> {
         let peer = self.peer(context)?;
-        let (replica, is_pooled) = match self.replicas.get_http_session(&peer).await {
+        let (mut replica, is_pooled) = match self.replicas.get_http_session(&peer).await {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
+        // Pingora's own loop sets it; its connector doesn't.
+        replica.write_timeout = peer.options.write_timeout;
         let mut attempt = Attempt::new(self, session, context);
         let (opening, exchange) = attempt.open(replica, is_pooled).await?;
         let (answer, mut exchange) = match (opening, exchange) {

@@ -157,7 +157,9 @@ impl ProxyHttp for Proxy {
         // Before lingering: a client that is slow to go must hold neither a slot nor memory.
         context.lease = None;
         context.body = None;
-        if context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming) && session.get_keepalive().is_none() {
+        let answered_early = context.status.is_some() && !session.is_body_done();
+        let refused = context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming);
+        if (refused || answered_early) && session.get_keepalive().is_none() {
             downstream::linger(session).await;
         }
         watchdog::arm();

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::balancer::Evidence;
 
-use super::attempt::{Answer, Attempt, Kept};
+use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
 use super::exchange::{Event, Exchange};
 use super::in_stream;
 
@@ -62,7 +62,7 @@ impl Attempt<'_> {
         let Some(ping) = self.pings.due() else { return Ok(()) };
         self.proxy.routing.metrics.pings.inc();
         self.alarm.put_off();
-        self.session.write_response_body(Some(Bytes::from_static(ping)), false).await.map_err(Error::into_down)
+        self.say(Bytes::from_static(ping)).await
     }
 
     /// Passes on what comes until it has come to its end.
@@ -94,11 +94,12 @@ impl Attempt<'_> {
     /// The client has a stream's head and gets an answer that is none: an error of the engine's, which then is an event.
     async fn relay_as_event(&mut self, begun: Bytes, has_ended: bool, exchange: &mut Exchange) -> Result<()> {
         let mut body = bytes::BytesMut::from(begun);
+        self.alarm.set(Some(ERROR_WAIT));
         while !has_ended && body.len() <= super::first_event::LOOKED_AT_MAX {
             match exchange.next(self.session, self.context, &mut self.alarm).await? {
                 Event::Data(chunk) => body.extend_from_slice(&chunk),
-                Event::End => break,
-                Event::Silence | Event::Head(_) => {}
+                Event::End | Event::Silence => break,
+                Event::Head(_) => {}
             }
         }
         self.proxy.begun(self.session, self.context);

@@ -1,6 +1,8 @@
 //! The head of a replica's response as the client gets it.
 
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::{StatusCode, Version};
 use pingora::Result;
 use pingora::http::ResponseHeader;
@@ -24,6 +26,7 @@ pub fn is_stream(head: &ResponseHeader) -> bool {
 /// Adds who served and why, and what the client's connection needs.
 pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -> Result<()> {
     head.set_version(Version::HTTP_11);
+    strip_hop_by_hop(head);
     let has_body = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if has_body && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
         // A body that ends with its connection: the client's can stay.
@@ -41,3 +44,24 @@ pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -
     }
     Ok(())
 }
+
+/// Takes away what is said of the connection to the replica and what `Connection` names. The framing stays.
+fn strip_hop_by_hop(head: &mut ResponseHeader) {
+    let nominated: Vec<HeaderName> = head
+        .headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
+        .filter(|name| !FRAMING.contains(name))
+        .collect();
+    for name in nominated.iter().chain(&HOP_BY_HOP) {
+        head.remove_header(name);
+    }
+}
+
+/// What says where a body ends.
+const FRAMING: [HeaderName; 2] = [CONTENT_LENGTH, TRANSFER_ENCODING];
+
+const HOP_BY_HOP: [HeaderName; 5] =
+    [CONNECTION, HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), TRAILER, UPGRADE];

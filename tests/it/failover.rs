@@ -446,6 +446,39 @@ async fn a_replica_that_closes_its_idle_connections_just_when_the_next_turn_come
     replica.abort();
 }
 
+#[tokio::test]
+async fn a_replica_that_takes_no_body_is_given_up_long_before_the_response_timeout() {
+    let port = ReservedPort::new();
+    let listener = port.listen();
+    let replica = tokio::spawn(async move {
+        let mut connections = Vec::new();
+        loop {
+            connections.push(listener.accept().await.expect("accepts"));
+        }
+    });
+    let mut file = config(json!({ "m": { "replicas": [format!("http://{}", port.address())] } }));
+    file["limits"] = json!({ "write_timeout_s": 1, "response_timeout_s": 600 });
+    let kvpin = Kvpin::launch(&file).await;
+    let reply = kvpin.call(&turn(CHAT, "stuck", 24 * 1024 * KIB)).await;
+    // Its probes are not answered either; what is found out first decides.
+    assert!(matches!(reply.status(), 502 | 503), "{}", reply.status());
+    replica.abort();
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_before_the_body_reaches_a_client_that_sends_all_of_it_first() {
+    let mut hand = Hand::start();
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [hand.url()] } })).await;
+    let call = turn(CHAT, "early", 4 * 1024 * KIB);
+    let mut wire = kvpin.connect().await;
+    wire.send(&call.head_bytes()).await;
+    wire.send(&call.body[..1000]).await;
+    let mut at_replica = hand.arriving().await;
+    at_replica.write("HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}").await;
+    wire.send(&call.body[1000..]).await;
+    assert_eq!(wire.reply("POST").await.map(|reply| (reply.status(), reply.text())), Some((400, "{}".to_owned())));
+}
+
 /// Answers requests with the length of their body, and closes a connection that is idle for so long after one.
 async fn serve_impatiently(mut stream: TcpStream, patience: Duration) {
     let (mut bytes, mut answered) = (Vec::new(), false);
