@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bodies;
+mod chaos;
 mod cli;
 mod disconnect;
 mod drain;

@@ -68,7 +68,7 @@ class Child:
     """A process of ours with its log file."""
 
     def __init__(self, name, command, log, env=None):
-        self.name, self.log = name, Path(log)
+        self.name, self.command, self.log, self.env = name, command, Path(log), env
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
@@ -81,6 +81,14 @@ class Child:
 
     def ended(self):
         return self.process.poll() is not None
+
+    def pids(self):
+        """The process and all that it has started, parents first."""
+        found = [self.pid]
+        for pid in found:
+            with contextlib.suppress(FileNotFoundError):
+                found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return found
 
     def log_tail(self):
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
@@ -134,6 +142,7 @@ class Vllm:
     ranks: int
     child: Child
     engines: list = field(init=False)
+    starts: int = 1
 
     def __post_init__(self):
         self.engines = [Engine(self.server, rank, self.ranks > 1) for rank in range(self.ranks)]
@@ -146,6 +155,14 @@ class Vllm:
     def replica(self):
         """Its entry in kvpin's configuration."""
         return {"url": self.url, "data_parallel_size": self.ranks} if self.ranks > 1 else {"url": self.url}
+
+    def start_again(self):
+        """Starts it as it was started before, on the same port. It has to have ended."""
+        old = self.child
+        old.stop()
+        self.starts += 1
+        self.child = Child(old.name, old.command, old.log.with_suffix(f".{self.starts}.log"), old.env)
+        progress(f"{old.name} starts again, PID {self.child.pid}")
 
     def healthy(self):
         self.child.fail_if_ended()
@@ -169,19 +186,20 @@ class Vllm:
 
 
 @contextlib.contextmanager
-def vllm_fleet(folder, logs, ranks, options=()):
+def vllm_fleet(folder, logs, ranks, options=(), options_of_last=()):
     """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy. Of an option that is
     given here too, vLLM takes the value from `options`.
 
-    The last one runs in vLLM's development mode, where `/server_info` tells `max_num_seqs`.
+    The last one runs in vLLM's development mode, where `/server_info` tells `max_num_seqs`, and gets `options_of_last` too.
     """
     ports = free_ports(2 * len(ranks))
     servers = []
     try:
         for number, size in enumerate(ranks):
             port, rpc_port = ports[2 * number], ports[2 * number + 1]
-            env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if number == len(ranks) - 1 else "0")
-            command = [*_vllm_command(Path(folder), port), *options]
+            is_last = number == len(ranks) - 1
+            env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if is_last else "0")
+            command = [*_vllm_command(Path(folder), port), *options, *(options_of_last if is_last else ())]
             if size > 1:
                 command += ["--data-parallel-size", str(size), "--data-parallel-rpc-port", str(rpc_port)]
             child = Child(f"vLLM on port {port}", command, Path(logs) / f"vllm-{port}.log", env)

@@ -8,6 +8,7 @@ pub mod kvpin;
 pub mod recorder;
 pub mod replicas;
 pub mod reserved;
+pub mod rogue;
 
 use std::time::Duration;
 
