@@ -152,7 +152,8 @@ impl Vitals {
     fn answered(&mut self, policy: &HealthPolicy, now: Duration) {
         self.probes_failed = 0;
         self.successes = self.successes.saturating_add(1);
-        if std::mem::take(&mut self.was_refused) {
+        // Where there are figures, the next ones tell a restart from a way that was closed, and it counts once.
+        if !self.is_measured && std::mem::take(&mut self.was_refused) {
             self.restart = Some(RestartCause::WasRefused);
         }
         let is_enough = self.successes >= policy.successes << self.relapses;

@@ -2,6 +2,8 @@
 //! it stays behind.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -59,9 +61,9 @@ struct Load {
 }
 
 impl Load {
-    fn start(kvpin: &Kvpin, conversations: usize) -> Self {
+    fn start(kvpin: &Kvpin, conversations: Range<usize>) -> Self {
         let mut load = Load { running: JoinSet::new(), stop: Arc::default(), ended: Arc::default() };
-        for conversation in 0..conversations {
+        for conversation in conversations {
             let (address, stop, ended) = (kvpin.address, Arc::clone(&load.stop), Arc::clone(&load.ended));
             load.running.spawn(async move {
                 let mut turns = Vec::new();
@@ -97,8 +99,8 @@ fn stream(id: &str, tokens: u32) -> Call {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killing_one_of_four_replicas_under_load_costs_no_turn_that_had_not_begun() {
     let mut servers = start_many(4, steady()).await;
-    let kvpin = Kvpin::serve(json!({ (MODEL): { "replicas": urls(&servers) } })).await;
-    let load = Load::start(&kvpin, CONVERSATIONS);
+    let kvpin = Kvpin::serve(json!({ (MODEL): { "replicas": urls(&servers), "max_num_seqs": 1000 } })).await;
+    let load = Load::start(&kvpin, 0..CONVERSATIONS);
     load.goes_on(2 * CONVERSATIONS).await;
     until("the victim has work", async || (busy(&servers[0]) > 4).then_some(())).await;
     let victim = servers.remove(0);
@@ -111,8 +113,11 @@ async fn killing_one_of_four_replicas_under_load_costs_no_turn_that_had_not_begu
     let back = Instant::now();
     let again = ReplicaServer::start(ReplicaOptions { listen: address, ..steady() }).await.expect("the port is free");
     kvpin.until_health("up", |_| true).await;
+    // Those that moved have their cache elsewhere by then.
+    let newcomers = Load::start(&kvpin, CONVERSATIONS..2 * CONVERSATIONS);
     until("it gets work again", async || (busy(&again) > 0).then_some(())).await;
-    let turns = load.stop().await;
+    let mut turns = load.stop().await;
+    turns.extend(newcomers.stop().await);
     let failed: Vec<_> = turns.iter().filter(|turn| !turn.is_whole() && !turn.had_begun()).collect();
     let cut: Vec<_> = turns.iter().filter(|turn| !turn.is_whole() && turn.had_begun()).collect();
     eprintln!("{} turns, {} failed, {} cut, down after {seen:?}", turns.len(), failed.len(), cut.len());
@@ -124,7 +129,7 @@ async fn killing_one_of_four_replicas_under_load_costs_no_turn_that_had_not_begu
 }
 
 /// Whose last turn before the replica's end was there had the next one elsewhere, and stayed where that was.
-fn assert_continued_elsewhere(turns: &[Served], dead: &str, away: std::ops::Range<Instant>) {
+fn assert_continued_elsewhere(turns: &[Served], dead: &str, away: Range<Instant>) {
     let mut moved = 0;
     for conversation in 0..CONVERSATIONS {
         let own: Vec<_> = turns.iter().filter(|turn| turn.conversation == conversation).collect();
@@ -132,6 +137,7 @@ fn assert_continued_elsewhere(turns: &[Served], dead: &str, away: std::ops::Rang
         let meanwhile: Vec<_> =
             own.iter().filter(|turn| away.contains(&turn.began)).map(|turn| turn.replica()).collect();
         assert!(!meanwhile.is_empty() && !meanwhile.contains(&dead), "conversation {conversation}: {meanwhile:?}");
+        assert!(meanwhile.iter().all(|replica| *replica == meanwhile[0]), "conversation {conversation}: {meanwhile:?}");
         moved += usize::from(before.replica() == dead);
     }
     eprintln!("{moved} conversations of the dead replica went on elsewhere");
@@ -220,7 +226,7 @@ fn any_manner(rng: &mut ChaCha8Rng) -> Manner {
 
 /// A conversation without pauses; one turn in ten is left before its end. Says what came of each of the others.
 async fn agent(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     number: usize,
     mut rng: ChaCha8Rng,
     stop: Arc<AtomicBool>,
@@ -316,7 +322,9 @@ async fn clients_that_leave_at_any_point_leave_nothing_behind_and_the_replicas_s
     let names: Vec<_> = rogues.iter().map(|rogue| rogue.address().to_string()).collect();
     let urls: Vec<_> = rogues.iter().map(Rogue::url).collect();
     let mut config = config(json!({ "m": { "replicas": urls, "max_num_seqs": 1000 } }));
+    // Neither silence nor a busy machine may take a replica away: clients name theirs.
     config["health"]["hung_s"] = json!(3600);
+    config["limits"] = json!({ "connect_timeout_ms": 30_000 });
     let kvpin = Kvpin::start(&config).await;
     let rogues = Arc::new(rogues);
     let mut counts = BTreeMap::new();
@@ -346,7 +354,7 @@ async fn clients_that_leave_at_any_point_leave_nothing_behind_and_the_replicas_s
     assert!([silent, streaming].iter().all(|record| record.sent.values().all(|(_, ended)| !ended)));
 }
 
-async fn leaves(address: std::net::SocketAddr, call: Call, point: usize, cut: usize, rogues: Arc<Vec<Rogue>>) {
+async fn leaves(address: SocketAddr, call: Call, point: usize, cut: usize, rogues: Arc<Vec<Rogue>>) {
     let mut wire = Wire::connect(address).await;
     match POINTS[point] {
         "in the body" => {
@@ -354,8 +362,9 @@ async fn leaves(address: std::net::SocketAddr, call: Call, point: usize, cut: us
             wire.send(&call.body[..cut]).await;
         }
         "amid the stream" => {
-            wire.begin(&call).await;
-            assert!(matches!(wire.piece().await, Piece::Data(_)));
+            let head = wire.begin(&call).await;
+            let piece = wire.piece().await;
+            assert!(head.status == 200 && matches!(piece, Piece::Data(_)), "{head:?} {piece:?}");
         }
         "in the silent prefill" => {
             let before = rogues[0].record().whole;

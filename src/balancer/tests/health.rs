@@ -249,13 +249,15 @@ fn a_restart_is_seen_by_start_time_by_counters_and_by_a_refused_connection() {
         (&refuse, signs(None, Some(51)), 1),
         (&refuse, same, 0),
     ];
-    for (meanwhile, then, restarts) in cases {
+    // Whichever comes first of a good probe and the new figures.
+    for ((meanwhile, then, restarts), probes_before) in cases.iter().flat_map(|case| [(case, 0), (case, 2)]) {
         let mut rig = Rig::new(1, policy());
         rig.scraped(0, scrape(same));
         meanwhile(&mut rig);
-        rig.scraped(0, scrape(then));
+        rig.see_times(probes_before, 0, Evidence::Answered);
+        rig.scraped(0, scrape(*then));
         rig.see(0, Evidence::Answered);
-        assert_eq!(rig.restarts(0), restarts, "{then:?}");
+        assert_eq!(rig.restarts(0), *restarts, "{then:?} after {probes_before} probes");
     }
     let mut rig = Rig::new(1, policy());
     rig.see(0, Evidence::Answered);
