@@ -2,6 +2,10 @@
 
 An answer that had begun can't be saved: its client sees it cut, or with the engine's own error in it. Every other turn has
 to be answered as if nothing had happened, those in a silent prefill included.
+
+A server takes a minute and a half to come back, so these aren't run with the others:
+
+    tests/vllm/run.sh tests/vllm/failures.py -k a_server_that
 """
 
 import os
