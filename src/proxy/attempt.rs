@@ -27,9 +27,9 @@ use crate::dispatch::Table;
 use super::Proxy;
 use super::alarm::Alarm;
 use super::context::Context;
+use super::down::Waited;
 use super::exchange::{Event, Exchange};
 use super::first_event::{FirstEvent, LOOKED_AT_MAX, Shown, trouble_of_500};
-use super::hung::Waited;
 use super::pings::Pings;
 use super::refusal::Refusal;
 use super::response_head;
@@ -87,12 +87,6 @@ struct Broken {
     had_head: bool,
 }
 
-impl Broken {
-    fn before_head(error: Box<Error>) -> Self {
-        Broken { error, had_head: false }
-    }
-}
-
 /// An error's body, as far as it has been read.
 enum ErrorBody {
     Whole(Bytes),
@@ -117,7 +111,7 @@ impl<'a> Attempt<'a> {
         let opened = match waited {
             Some(waited) => tokio::select! {
                 opened = self.opened(replica) => opened,
-                () = waited.until_down() => return self.hung(),
+                () = waited.until_down() => return self.went_down(),
             },
             None => self.opened(replica).await,
         };
@@ -147,11 +141,11 @@ impl<'a> Attempt<'a> {
 
     /// The replica was found to be down. If that has cut off what was being written to the client, the client can't be given
     /// another answer.
-    fn hung(&self) -> Result<(Opening, Option<Exchange>)> {
+    fn went_down(&self) -> Result<(Opening, Option<Exchange>)> {
         if self.context.is_writing {
             return Err(Error::explain(ErrorType::WriteTimedout, "the client takes nothing").into_down());
         }
-        Ok((Opening::Bad(Trouble::Hung, None), None))
+        Ok((Opening::Bad(Trouble::WentDown, None), None))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -311,6 +305,12 @@ impl<'a> Attempt<'a> {
         let is_whole = timeout(ERROR_WAIT, reading).await.unwrap_or(Ok(false))?;
         let body = body.freeze();
         Ok(if is_whole { ErrorBody::Whole(body) } else { ErrorBody::Begun(body) })
+    }
+}
+
+impl Broken {
+    fn before_head(error: Box<Error>) -> Self {
+        Broken { error, had_head: false }
     }
 }
 

@@ -4,32 +4,22 @@
 //! What is stripped follows Pingora 0.9.1 (`proxy_common.rs`), whose own code for it can't be called.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    CONTENT_LENGTH, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
 };
 use pingora::Result;
 use pingora::http::RequestHeader;
 use pingora::proxy::Session;
 
 use super::context::Context;
+use super::hop_by_hop;
 use super::identify::{RANK_HEADER, REPLICA_HEADER};
 
 /// What vLLM takes for a session; it tells the events of its KV cache apart by it and decides nothing.
 const SESSION_HEADER: &str = "x-session-id";
 
-/// Hop-by-hop, by RFC 9110 section 7.6.1 and by custom. Replicas are spoken to in HTTP/1.1, and nothing is upgraded.
-const HOP_BY_HOP: [HeaderName; 10] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("http2-settings"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+/// What else is between the client and kvpin. Replicas are spoken to in HTTP/1.1, and framed anew.
+const OF_CLIENT: [HeaderName; 5] =
+    [HeaderName::from_static("http2-settings"), PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING];
 
 /// Headers that a client can't have removed by naming them in `Connection`. Without a length a body would go out in chunks;
 /// the others say who asks, and whom (CVE-2026-105299 was about those in Pingora).
@@ -69,15 +59,7 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
 
 /// Takes away the headers of the connection and those that `Connection` names.
 fn strip_hop_by_hop(head: &mut RequestHeader) {
-    let nominated: Vec<HeaderName> = head
-        .headers
-        .get_all(CONNECTION)
-        .iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
-        .filter(|name| !PROTECTED.contains(&name.as_str()))
-        .collect();
-    for name in nominated.iter().chain(&HOP_BY_HOP) {
+    for name in hop_by_hop::of_connection(&head.headers, &PROTECTED).iter().chain(&OF_CLIENT) {
         head.remove_header(name);
     }
 }

@@ -1,8 +1,6 @@
 //! The head of a replica's response as the client gets it.
 
-use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{StatusCode, Version};
 use pingora::Result;
 use pingora::http::ResponseHeader;
@@ -10,7 +8,11 @@ use pingora::http::ResponseHeader;
 use crate::dispatch::Table;
 
 use super::context::Context;
+use super::hop_by_hop;
 use super::identify::REPLICA_HEADER;
+
+/// What says where a body ends. A replica can't have it removed by naming it in `Connection`.
+const FRAMING: [&str; 2] = ["content-length", "transfer-encoding"];
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
 
@@ -26,7 +28,9 @@ pub fn is_stream(head: &ResponseHeader) -> bool {
 /// Adds who served and why, and what the client's connection needs.
 pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -> Result<()> {
     head.set_version(Version::HTTP_11);
-    strip_hop_by_hop(head);
+    for name in hop_by_hop::of_connection(&head.headers, &FRAMING) {
+        head.remove_header(&name);
+    }
     let has_body = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if has_body && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
         // A body that ends with its connection: the client's can stay.
@@ -45,23 +49,28 @@ pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -
     Ok(())
 }
 
-/// Takes away what is said of the connection to the replica and what `Connection` names. The framing stays.
-fn strip_hop_by_hop(head: &mut ResponseHeader) {
-    let nominated: Vec<HeaderName> = head
-        .headers
-        .get_all(CONNECTION)
-        .iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
-        .filter(|name| !FRAMING.contains(name))
-        .collect();
-    for name in nominated.iter().chain(&HOP_BY_HOP) {
-        head.remove_header(name);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_belongs_to_the_replicas_connection_goes_no_further_and_the_framing_stays() {
+        let mut head = ResponseHeader::build(200, None).unwrap();
+        for (name, value) in [
+            ("Connection", "close, X-Hop, Content-Length"),
+            ("Keep-Alive", "timeout=5"),
+            ("X-Hop", "1"),
+            ("Upgrade", "h2c"),
+            ("Trailer", "x-sum"),
+            ("Content-Length", "3"),
+            ("X-Stays", "1"),
+        ] {
+            head.append_header(name, value).unwrap();
+        }
+        let names: Vec<_> = hop_by_hop::of_connection(&head.headers, &FRAMING);
+        names.iter().for_each(|name| drop(head.remove_header(name)));
+        let mut left: Vec<_> = head.headers.keys().map(|name| name.as_str()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["content-length", "x-stays"]);
     }
 }
-
-/// What says where a body ends.
-const FRAMING: [HeaderName; 2] = [CONTENT_LENGTH, TRANSFER_ENCODING];
-
-const HOP_BY_HOP: [HeaderName; 5] =
-    [CONNECTION, HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), TRAILER, UPGRADE];

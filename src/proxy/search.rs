@@ -64,11 +64,6 @@ impl BodySearch {
         matches!(self.progress(), Progress::Closed | Progress::Unreadable)
     }
 
-    /// Whether the body surely goes on: its JSON or its form has not ended.
-    pub fn is_inside(&self) -> bool {
-        matches!(self.progress(), Progress::More | Progress::Answered)
-    }
-
     /// Whether the whole body was seen and could be read.
     pub fn is_complete(&self) -> bool {
         self.progress() == Progress::Closed

@@ -14,7 +14,7 @@ pub enum Trouble {
     /// It took the turn, and then the connection ended or carried no HTTP before anything was generated.
     BrokeOff,
     /// It was found to be down while the turn waited for its first event.
-    Hung,
+    WentDown,
     /// It refused with 502 or 503, as vLLM does when its queue is full or its engine is dead.
     Failing,
     /// Its engine failed on this turn.
@@ -39,7 +39,7 @@ impl Trouble {
             Trouble::StaleConnection => "stale_connection",
             Trouble::Unreachable(_) => "unreachable",
             Trouble::BrokeOff => "broke_off",
-            Trouble::Hung => "hung",
+            Trouble::WentDown => "went_down",
             Trouble::Failing => "failing",
             Trouble::EngineError => "engine_error",
             Trouble::Draining => "draining",
@@ -49,8 +49,8 @@ impl Trouble {
     /// What it says of the replica's health.
     pub fn evidence(self) -> Option<Evidence> {
         match self {
-            // Of a hung one it is the balancer that knows.
-            Trouble::StaleConnection | Trouble::Hung => None,
+            // That it is down, the balancer has said.
+            Trouble::StaleConnection | Trouble::WentDown => None,
             Trouble::Unreachable(reason) => reason.map(Evidence::Unreachable),
             Trouble::BrokeOff => Some(Evidence::BrokeOff),
             Trouble::Failing | Trouble::EngineError => Some(Evidence::Failing),
@@ -61,7 +61,7 @@ impl Trouble {
     /// Whether the turn itself may have been what the replica broke on. One that was refused has done no harm.
     pub fn is_break(self) -> bool {
         match self {
-            Trouble::BrokeOff | Trouble::EngineError | Trouble::Hung => true,
+            Trouble::BrokeOff | Trouble::EngineError | Trouble::WentDown => true,
             Trouble::StaleConnection | Trouble::Unreachable(_) | Trouble::Failing | Trouble::Draining => false,
         }
     }

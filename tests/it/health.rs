@@ -50,7 +50,7 @@ async fn an_engine_that_hangs_is_found_out_though_its_health_is_good_and_comes_b
     // The turn that hung goes on elsewhere as well: its client has seen nothing of an answer.
     let freed = stuck.reply("POST").await.expect("a response");
     assert_eq!((freed.status(), freed.replica()), (200, name(&servers[1]).as_str()));
-    assert_eq!(kvpin.metric("kvpin_retried_turns_total{reason=\"hung\"}").await, 1.0);
+    assert_eq!(kvpin.metric("kvpin_retried_turns_total{reason=\"went_down\"}").await, 1.0);
     servers[0].set_failure(Failure::None);
     kvpin.until_health("up", |_| true).await;
     assert_eq!(kvpin.metric("kvpin_replica_restarts_total").await, 0.0);

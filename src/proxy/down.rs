@@ -1,7 +1,8 @@
-//! Waiting on an engine that has stopped.
+//! A replica that goes down while a turn waits there.
 //!
-//! An engine that hangs keeps its connections open, so a turn that waits there for its first event hears nothing for as long
-//! as `response_timeout_s` lets it. That the replica is down is found out from the outside, by its figures that stand still.
+//! An engine that hangs keeps its connections open, and so does a vLLM server that was told to end and whose engine is gone.
+//! A turn that waits for its first event would hear nothing for as long as `response_timeout_s` lets it. That the replica is
+//! down is found out from the outside, by its figures that stand still or its port that refuses.
 
 use std::sync::Arc;
 use std::time::Duration;
