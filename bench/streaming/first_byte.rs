@@ -1,5 +1,5 @@
 //! What the two shapes of a request body cost until the first byte of the response: kept whole, so that the turn can be
-//! sent again to another replica, or streamed on as it comes. `replay_bytes_max` and `replay_wait_ms` choose between them.
+//! sent again to another replica, or streamed on as it comes (`replay_bytes_max`), and waited for or not for the history in it (`history_wait_ms`).
 
 use std::time::{Duration, Instant};
 
@@ -54,10 +54,10 @@ const CASES: [Case; 9] = [
 
 /// The limits of kvpin's arms. A body of 1 KB is always kept: it comes in one read with its model.
 const LIMITS: [(&str, &[&str]); 4] = [
-    ("streamed", &["replay_bytes_max: 1KiB", "replay_wait_ms: 1"]),
-    ("kept 1 ms", &["replay_wait_ms: 1"]),
+    ("streamed", &["replay_bytes_max: 1KiB", "history_wait_ms: 1"]),
+    ("kept 1 ms", &["history_wait_ms: 1"]),
     ("kept 5 ms", &[]),
-    ("kept 20 ms", &["replay_wait_ms: 20"]),
+    ("kept 20 ms", &["history_wait_ms: 20"]),
 ];
 
 pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {

@@ -58,7 +58,7 @@ pub(super) const WRITE_TIMEOUT: Number = number("write_timeout_s", 60, 1..=HOUR_
 pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1000, 1..=60_000);
 pub(super) const REPLAY_BYTES: Number = number("replay_bytes_max", 8 * MIB, KIB..=4 * GIB);
 pub(super) const REPLAY_MEMORY: Number = number("replay_memory_bytes_max", 512 * MIB, KIB..=1024 * GIB);
-pub(super) const REPLAY_WAIT: Number = number("replay_wait_ms", 5, 1..=1000);
+pub(super) const HISTORY_WAIT: Number = number("history_wait_ms", 5, 1..=1000);
 /// An answer that isn't streamed says nothing until it is whole, which can take minutes.
 pub(super) const RESPONSE_TIMEOUT: Number = number("response_timeout_s", 600, 1..=DAY_S);
 /// The strictest client known cuts a silent stream after 20 s. 0 turns the pings off.

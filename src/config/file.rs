@@ -48,7 +48,7 @@ pub(super) struct LimitsFile {
     pub(super) connect_timeout_ms: Option<u64>,
     pub(super) replay_bytes_max: Option<Bytes>,
     pub(super) replay_memory_bytes_max: Option<Bytes>,
-    pub(super) replay_wait_ms: Option<u64>,
+    pub(super) history_wait_ms: Option<u64>,
     pub(super) response_timeout_s: Option<u64>,
     pub(super) ping_interval_s: Option<u64>,
     pub(super) tries_max: Option<u64>,

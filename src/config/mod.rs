@@ -76,8 +76,8 @@ pub struct Limits {
     pub replay_bytes_max: usize,
     /// Request bytes held for all turns together; at least `replay_bytes_max`.
     pub replay_memory_bytes_max: usize,
-    /// How long a turn that could be decided waits for the rest of its body, so that its history is known to the decision.
-    pub replay_wait: Duration,
+    /// How long the decision on a conversation that isn't known waits for the rest of its body, which tells its history.
+    pub history_wait: Duration,
     /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
     pub response_timeout: Duration,
     /// How long a stream may be silent before its client is sent a ping; `None`: no pings.

@@ -87,7 +87,7 @@ fn the_shortest_file_gets_every_default() {
             connect_timeout: Duration::from_secs(1),
             replay_bytes_max: 8 << 20,
             replay_memory_bytes_max: 512 << 20,
-            replay_wait: Duration::from_millis(5),
+            history_wait: Duration::from_millis(5),
             response_timeout: Duration::from_secs(600),
             ping_interval: Some(Duration::from_secs(15)),
             tries_max: 8,
@@ -277,7 +277,7 @@ fn a_refusal_names_line_path_and_reason() {
         // Numbers out of bounds.
         (with_top("scrape_interval_ms: 49\n"), "line 1: scrape_interval_ms: 49 is not 50 to 60000"),
         (with_top("shutdown_grace_s: 0\n"), "line 1: shutdown_grace_s: 0 is not"),
-        (with_top("limits:\n  replay_wait_ms: 0\n"), "line 2: limits.replay_wait_ms: 0 is not"),
+        (with_top("limits:\n  history_wait_ms: 0\n"), "line 2: limits.history_wait_ms: 0 is not"),
         (with_top("limits:\n  response_timeout_s: 0\n"), "line 2: limits.response_timeout_s: 0 is not"),
         (with_top("limits:\n  ping_interval_s: 3601\n"), "line 2: limits.ping_interval_s: 3601 is not 0 to 3600"),
         (with_top("limits:\n  breaks_max: 0\n"), "line 2: limits.breaks_max: 0 is not"),

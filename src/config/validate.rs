@@ -89,7 +89,7 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
         connect_timeout: Duration::from_millis(number(&bounds::CONNECT_TIMEOUT, file.connect_timeout_ms)),
         replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
         replay_memory_bytes_max: bytes(number(&bounds::REPLAY_MEMORY, size(file.replay_memory_bytes_max))),
-        replay_wait: Duration::from_millis(number(&bounds::REPLAY_WAIT, file.replay_wait_ms)),
+        history_wait: Duration::from_millis(number(&bounds::HISTORY_WAIT, file.history_wait_ms)),
         response_timeout: Duration::from_secs(number(&bounds::RESPONSE_TIMEOUT, file.response_timeout_s)),
         ping_interval: match number(&bounds::PING_INTERVAL, file.ping_interval_s) {
             0 => None,

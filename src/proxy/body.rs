@@ -157,11 +157,11 @@ impl<'a> Reader<'a> {
 
     /// Reads what arrives within a moment, so that the whole body, and with it the history, is at hand for the decision. A
     /// body that is announced to be too large to be kept, or that is slow, isn't waited for.
-    pub async fn for_replay(&mut self) -> Result<(), Refusal> {
+    pub async fn for_history(&mut self) -> Result<(), Refusal> {
         if self.length.is_some_and(|length| length > self.limits.replay_bytes_max) || self.session.is_body_empty() {
             return Ok(());
         }
-        let deadline = Instant::now() + self.limits.replay_wait;
+        let deadline = Instant::now() + self.limits.history_wait;
         while !self.session.is_body_done() && self.read < self.limits.replay_bytes_max {
             let Ok(chunk) = timeout_at(deadline, self.next_chunk()).await else { break };
             let Some(chunk) = chunk? else { break };

@@ -38,7 +38,7 @@ pub struct Late {
 }
 
 impl Intake<'_> {
-    /// Reads as much of the body as it takes to know the model and the conversation, and what is there for a replay.
+    /// Reads as much of the body as it takes to know the model and the conversation, and what is at hand of a new one's history.
     pub async fn read(&self, session: &mut Session, route: Route) -> Result<Taken, Refusal> {
         let Intake { routing, table, memory } = *self;
         let head = Head::read(route, table, &session.req_header().headers);
@@ -51,10 +51,12 @@ impl Intake<'_> {
         let look = Asked { routing, table, headers, head: &head, named: &named, body }.look(reader.length());
         match look {
             Look::NoFurther => reader.look_no_further(),
-            Look::Further => reader.look_on(),
+            Look::Further => {
+                reader.look_on();
+                reader.for_history().await?;
+            }
             Look::ToTheEnd => timeout(ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??,
         }
-        reader.for_replay().await?;
         let mut body = reader.finish();
         let headers = &session.req_header().headers;
         let asked = Asked { routing, table, headers, head: &head, named: &named, body: &search };

@@ -414,7 +414,7 @@ async fn a_client_that_leaves_while_a_stream_is_held_frees_its_slot_and_its_repl
 #[tokio::test]
 async fn a_client_that_leaves_while_its_replica_does_not_take_the_body_frees_its_slot() {
     // So that kvpin has all of the body and can see its client leave. What it hasn't read yet hides that.
-    let mut stage = Stage::with(2, json!({ "replay_wait_ms": 1000 })).await;
+    let mut stage = Stage::with(2, json!({ "history_wait_ms": 1000 })).await;
     // More than all buffers on the way hold.
     let call = turn(CHAT, "leaver", 7 << 20);
     let wire = stage.send(&call).await;
