@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use kvpin::balancer::{
-    Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, Ranks, ReplicaSpec, SpillThreshold,
-};
-use kvpin::balancer::{Turn, TurnKind};
+use kvpin::balancer::Turn;
+use kvpin::balancer::{Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold};
 use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 /// From which a replica is over-full. Low, so that few tickets make a home that is left.
@@ -66,16 +64,7 @@ pub fn history(number: u64, links: u64) -> Chain {
 
 /// A turn of a conversation, or of none.
 pub fn turn(conversation: Option<ConversationKey>) -> Turn<'static> {
-    Turn {
-        conversation,
-        aliases: &[],
-        parent: None,
-        chain: None,
-        kind: TurnKind::Conversation,
-        client_pin: None,
-        ranks: Ranks::Obeyed,
-        tried: &[],
-    }
+    Turn::of(conversation)
 }
 
 fn policy(entries_max: u64) -> Policy {

@@ -13,8 +13,8 @@ use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, Ranks, ReplicaId, ReplicaSpec, Scrape,
-    Signs, SpillThreshold, Turn, TurnKind,
+    Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
+    SpillThreshold, Turn,
 };
 use crate::config::Config;
 use crate::conversation::{ConversationKey, KeySecret};
@@ -35,16 +35,7 @@ fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
 }
 
 fn turn(key: u64) -> Turn<'static> {
-    Turn {
-        conversation: Some(ConversationKey(key)),
-        aliases: &[],
-        parent: None,
-        chain: None,
-        kind: TurnKind::Conversation,
-        client_pin: None,
-        ranks: Ranks::Obeyed,
-        tried: &[],
-    }
+    Turn::of(Some(ConversationKey(key)))
 }
 
 fn at(seconds: u64) -> Duration {

@@ -398,16 +398,7 @@ fn policy() -> Policy {
 }
 
 fn turn(conversation: u64) -> Turn<'static> {
-    Turn {
-        conversation: Some(ConversationKey(conversation)),
-        aliases: &[],
-        parent: None,
-        chain: None,
-        kind: TurnKind::Conversation,
-        client_pin: None,
-        ranks: Ranks::Obeyed,
-        tried: &[],
-    }
+    Turn::of(Some(ConversationKey(conversation)))
 }
 
 /// The history of a turn, a word a message; those of the assistant begin with `a` or `b`. Every message has so many bytes.

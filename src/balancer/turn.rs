@@ -134,6 +134,22 @@ pub enum Outcome {
     MovedOn,
 }
 
+impl Turn<'static> {
+    /// The turn of a conversation, or of none, of which nothing else is known.
+    pub fn of(conversation: Option<ConversationKey>) -> Self {
+        Turn {
+            conversation,
+            aliases: &[],
+            parent: None,
+            chain: None,
+            kind: TurnKind::Conversation,
+            client_pin: None,
+            ranks: Ranks::Obeyed,
+            tried: &[],
+        }
+    }
+}
+
 impl Turn<'_> {
     /// The other ids of the turn's conversation that count. The parent's is none of them: clients name it beside the
     /// child's, and child and parent are two conversations.

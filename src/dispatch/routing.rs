@@ -197,3 +197,14 @@ fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_says_nothing_of_health_means_what_the_balancer_does_without_one() {
+        let config = Config::from_yaml("models: {m: {replicas: ['http://127.0.0.1:1']}}\n").unwrap();
+        assert_eq!(health_policy(&config), HealthPolicy::default());
+    }
+}

@@ -46,6 +46,40 @@ async fn converse(mut wire: Wire, id: String, stop: Arc<AtomicBool>) -> Vec<Stri
     homes
 }
 
+/// Conversations that go on until they are told to end.
+struct Live {
+    stop: Arc<AtomicBool>,
+    conversations: JoinSet<Vec<String>>,
+}
+
+impl Live {
+    async fn begin(kvpin: &Kvpin) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut conversations = JoinSet::new();
+        for number in 0..CONVERSATIONS {
+            conversations.spawn(converse(kvpin.connect().await, format!("live-{number}"), Arc::clone(&stop)));
+        }
+        until("all are pinned", async || {
+            (kvpin.status().await["models"][0]["conversations"] == CONVERSATIONS).then_some(())
+        })
+        .await;
+        Live { stop, conversations }
+    }
+
+    /// Half of them were at `replica` at first; these have moved once, the others never, and no turn has failed.
+    async fn end_having_left(mut self, replica: &str) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut left = 0;
+        while let Some(homes) = self.conversations.join_next().await {
+            let homes = homes.expect("no turn failed");
+            let moves = homes.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            left += usize::from(homes[0] == replica);
+            assert_eq!(moves, usize::from(homes[0] == replica), "{homes:?}");
+        }
+        assert_eq!(left, CONVERSATIONS / 2);
+    }
+}
+
 #[tokio::test]
 async fn twenty_live_conversations_leave_a_draining_replica_at_a_turns_border_and_none_starts_there() {
     let servers = start_many(2, fast()).await;
@@ -53,15 +87,7 @@ async fn twenty_live_conversations_leave_a_draining_replica_at_a_turns_border_an
     let kvpin = Kvpin::start(&config(json!({ (MODEL): model }))).await;
     let admin = format!("http://{}", kvpin.admin);
     let draining = servers[0].address().to_string();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut conversations = JoinSet::new();
-    for number in 0..CONVERSATIONS {
-        conversations.spawn(converse(kvpin.connect().await, format!("live-{number}"), Arc::clone(&stop)));
-    }
-    until("all are pinned", async || {
-        (kvpin.status().await["models"][0]["conversations"] == CONVERSATIONS).then_some(())
-    })
-    .await;
+    let live = Live::begin(&kvpin).await;
     let drained = kvpin_run(&["drain", &format!("{MODEL}/{draining}"), "--wait", "--admin", &admin]).await;
     assert!(drained.status.success(), "{}", stderr(&drained));
     assert!(stdout(&drained).contains("drained"), "{}", stdout(&drained));
@@ -77,15 +103,7 @@ async fn twenty_live_conversations_leave_a_draining_replica_at_a_turns_border_an
     for number in 0..4 {
         assert_ne!(kvpin.call(&stream(&format!("new-{number}"))).await.replica(), draining);
     }
-    stop.store(true, Ordering::Relaxed);
-    let mut left = 0;
-    while let Some(homes) = conversations.join_next().await {
-        let homes = homes.expect("no turn failed");
-        let moves = homes.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        left += usize::from(homes[0] == draining);
-        assert_eq!(moves, usize::from(homes[0] == draining), "{homes:?}");
-    }
-    assert_eq!(left, CONVERSATIONS / 2);
+    live.end_having_left(&draining).await;
     assert_eq!(turns(&servers[0]).len(), until_then, "nothing arrived there since it was drained");
     kvpin.until_logged(&format!("replica={draining} is drained")).await;
 
@@ -100,15 +118,7 @@ async fn a_replica_that_a_reload_takes_out_finishes_its_turns_and_its_conversati
     let with = |urls: Value| config(json!({ (MODEL): { "spill_threshold": 100, "replicas": urls } }));
     let kvpin = Kvpin::start(&with(urls(&servers))).await;
     let removed = servers[0].address().to_string();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut conversations = JoinSet::new();
-    for number in 0..CONVERSATIONS {
-        conversations.spawn(converse(kvpin.connect().await, format!("live-{number}"), Arc::clone(&stop)));
-    }
-    until("all are pinned", async || {
-        (kvpin.status().await["models"][0]["conversations"] == CONVERSATIONS).then_some(())
-    })
-    .await;
+    let live = Live::begin(&kvpin).await;
     assert!(kvpin.reload(&with(urls(&servers[1..]))).await);
     until("its turns have ended", async || {
         let status = kvpin.status().await;
@@ -122,15 +132,7 @@ async fn a_replica_that_a_reload_takes_out_finishes_its_turns_and_its_conversati
         (held["active"] == CONVERSATIONS).then_some(())
     };
     until("all have moved", all_at_the_other).await;
-    stop.store(true, Ordering::Relaxed);
-    let mut left = 0;
-    while let Some(homes) = conversations.join_next().await {
-        let homes = homes.expect("no turn failed");
-        let moves = homes.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        left += usize::from(homes[0] == removed);
-        assert_eq!(moves, usize::from(homes[0] == removed), "{homes:?}");
-    }
-    assert_eq!(left, CONVERSATIONS / 2);
+    live.end_having_left(&removed).await;
     assert_eq!(turns(&servers[0]).len(), until_then, "nothing arrived there since it was taken out");
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -14,6 +14,7 @@ use crate::support::client::{Piece, Reply, Wire};
 use crate::support::hand::{Hand, HandTurn, STREAM_HEAD};
 use crate::support::kvpin::{Kvpin, config};
 use crate::support::reserved::ReservedPort;
+use crate::support::stage::Stage;
 use crate::support::{DEADLINE, until};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -82,50 +83,6 @@ fn response(status: &str, body: &str) -> String {
 fn turn(path: &str, id: &str, bytes: usize) -> Call {
     let body = format!(r#"{{"model":"m","stream":true,"text":"{}"}}"#, "x".repeat(bytes));
     Call::post(path, body).of(id)
-}
-
-/// Replicas played by hand.
-struct Stage {
-    hands: Vec<Hand>,
-    kvpin: Kvpin,
-}
-
-impl Stage {
-    async fn with(replicas: usize, limits: Value) -> Self {
-        let hands: Vec<_> = (0..replicas).map(|_| Hand::start()).collect();
-        let urls: Vec<_> = hands.iter().map(Hand::url).collect();
-        let mut config = config(json!({ "m": { "replicas": urls } }));
-        config["limits"] = limits;
-        // What is seen of a replica is not what is tried here: each stays up for the next turn.
-        let kvpin = Kvpin::start(&config).await;
-        Stage { hands, kvpin }
-    }
-
-    async fn of(replicas: usize) -> Self {
-        Stage::with(replicas, json!({})).await
-    }
-
-    /// The next turn that reaches any replica, and whose it is.
-    async fn arrives(&mut self) -> (String, HandTurn) {
-        let arrived = until("a turn at one of the replicas", async || self.hands.iter_mut().position(Hand::has_turn));
-        let at = arrived.await;
-        let name = self.hands[at].name();
-        (name, self.hands[at].turn().await)
-    }
-
-    fn nobody_has_more(&mut self) -> bool {
-        !self.hands.iter_mut().any(Hand::has_turn)
-    }
-
-    async fn send(&self, call: &Call) -> Wire {
-        let mut wire = self.kvpin.connect().await;
-        wire.send(&call.bytes()).await;
-        wire
-    }
-
-    async fn until_idle(&self) {
-        until("every slot is free", async || (self.kvpin.in_flight().await == 0).then_some(())).await;
-    }
 }
 
 /// A good stream in pieces, and all of it.

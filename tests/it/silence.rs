@@ -1,11 +1,11 @@
 //! A stream whose engine is silent is kept alive by pings; nothing else is put into it, and nothing made up ends it.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::call::Call;
 use crate::support::client::{Piece, Wire};
-use crate::support::hand::{Hand, HandTurn, STREAM_HEAD};
-use crate::support::kvpin::{Kvpin, config};
+use crate::support::hand::{HandTurn, STREAM_HEAD};
+use crate::support::stage::Stage;
 use crate::support::until;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -14,33 +14,12 @@ const COMMENT: &str = ": kvpin\n\n";
 const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 const CONTENT: &str = "data: {\"choices\":[]}\n\n";
 
-struct Stage {
-    hands: Vec<Hand>,
-    kvpin: Kvpin,
-}
-
-impl Stage {
-    async fn with(replicas: usize, limits: Value) -> Self {
-        let hands: Vec<_> = (0..replicas).map(|_| Hand::start()).collect();
-        let urls: Vec<_> = hands.iter().map(Hand::url).collect();
-        let mut config = config(json!({ "m": { "replicas": urls } }));
-        config["limits"] = limits;
-        Stage { hands, kvpin: Kvpin::start(&config).await }
-    }
-
-    async fn arrives(&mut self) -> HandTurn {
-        let at = until("a turn at one of the replicas", async || self.hands.iter_mut().position(Hand::has_turn)).await;
-        self.hands[at].turn().await
-    }
-
-    /// A stream whose head has come.
-    async fn stream(&mut self, path: &str) -> (Wire, HandTurn) {
-        let mut wire = self.kvpin.connect().await;
-        wire.send(&Call::post(path, r#"{"model":"m","stream":true}"#).bytes()).await;
-        let mut turn = self.arrives().await;
-        turn.write(STREAM_HEAD).await;
-        (wire, turn)
-    }
+/// A stream whose head has come.
+async fn stream(stage: &mut Stage, path: &str) -> (Wire, HandTurn) {
+    let wire = stage.send(&Call::post(path, r#"{"model":"m","stream":true}"#)).await;
+    let (_, mut turn) = stage.arrives().await;
+    turn.write(STREAM_HEAD).await;
+    (wire, turn)
 }
 
 /// Pings a second after each event.
@@ -68,7 +47,7 @@ async fn rest_without(wire: &mut Wire, ping: &str) -> (String, bool) {
 async fn a_silent_prefill_is_pinged_in_the_clients_dialect_and_a_ping_is_no_first_byte() {
     for (path, ping) in [(CHAT, COMMENT), (MESSAGES, PING), ("/v1/responses", COMMENT)] {
         let mut stage = pinging(1).await;
-        let (mut wire, mut turn) = stage.stream(path).await;
+        let (mut wire, mut turn) = stream(&mut stage, path).await;
         assert_eq!(wire.head("POST").await.status, 200);
         for _ in 0..2 {
             assert_eq!(wire.piece().await, data(ping));
@@ -87,8 +66,8 @@ async fn a_silent_prefill_is_pinged_in_the_clients_dialect_and_a_ping_is_no_firs
 #[tokio::test]
 async fn no_ping_goes_into_an_event() {
     let mut stage = pinging(1).await;
-    let (mut clock, mut pinged) = stage.stream(CHAT).await;
-    let (mut wire, mut turn) = stage.stream(CHAT).await;
+    let (mut clock, mut pinged) = stream(&mut stage, CHAT).await;
+    let (mut wire, mut turn) = stream(&mut stage, CHAT).await;
     for stream in [&mut pinged, &mut turn] {
         stream.write_chunk(CONTENT).await;
     }
@@ -109,8 +88,8 @@ async fn no_ping_goes_into_an_event() {
 #[tokio::test]
 async fn an_engine_that_keeps_its_streams_alive_itself_is_left_to_do_so() {
     let mut stage = pinging(1).await;
-    let (mut clock, _pinged) = stage.stream(CHAT).await;
-    let (mut wire, mut turn) = stage.stream(CHAT).await;
+    let (mut clock, _pinged) = stream(&mut stage, CHAT).await;
+    let (mut wire, mut turn) = stream(&mut stage, CHAT).await;
     turn.write_chunk(": keep-alive\n\n").await;
     clock.head("POST").await;
     for _ in 0..3 {
@@ -128,8 +107,8 @@ async fn an_engine_that_keeps_its_streams_alive_itself_is_left_to_do_so() {
 async fn with_pings_off_nothing_is_put_into_a_stream() {
     let mut pinging = pinging(1).await;
     let mut off = Stage::with(1, json!({ "ping_interval_s": 0 })).await;
-    let (mut clock, _pinged) = pinging.stream(MESSAGES).await;
-    let (mut wire, mut turn) = off.stream(MESSAGES).await;
+    let (mut clock, _pinged) = stream(&mut pinging, MESSAGES).await;
+    let (mut wire, mut turn) = stream(&mut off, MESSAGES).await;
     turn.write_chunk(CONTENT).await;
     clock.head("POST").await;
     for _ in 0..3 {
@@ -145,10 +124,10 @@ async fn with_pings_off_nothing_is_put_into_a_stream() {
 #[tokio::test]
 async fn a_response_that_is_no_stream_is_never_pinged() {
     let mut stage = pinging(1).await;
-    let (mut clock, _pinged) = stage.stream(CHAT).await;
+    let (mut clock, _pinged) = stream(&mut stage, CHAT).await;
     let mut wire = stage.kvpin.connect().await;
     wire.send(&Call::post(CHAT, r#"{"model":"m"}"#).bytes()).await;
-    let mut turn = stage.arrives().await;
+    let (_, mut turn) = stage.arrives().await;
     turn.write("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n").await;
     assert_eq!(wire.head("POST").await.status, 200);
     clock.head("POST").await;
@@ -163,11 +142,11 @@ async fn a_response_that_is_no_stream_is_never_pinged() {
 async fn a_replica_that_dies_after_pings_alone_is_replaced_within_the_same_response() {
     for (path, ping) in [(CHAT, COMMENT), (MESSAGES, PING)] {
         let mut stage = pinging(2).await;
-        let (mut wire, first) = stage.stream(path).await;
+        let (mut wire, first) = stream(&mut stage, path).await;
         assert_eq!(wire.head("POST").await.status, 200);
         assert_eq!(wire.piece().await, data(ping));
         drop(first);
-        let mut second = stage.arrives().await;
+        let (_, mut second) = stage.arrives().await;
         assert_eq!(wire.piece().await, data(ping), "pings go on while the other one is silent");
         second.write(STREAM_HEAD).await;
         second.write_chunk(CONTENT).await;
@@ -185,11 +164,11 @@ async fn with_no_replica_left_after_pings_the_failure_is_an_event_that_clients_u
             ["", "HTTP/1.1 503 Full\r\nContent-Length: 34\r\n\r\n{\"error\":{\"message\":\"full of it\"}}"]
         {
             let mut stage = pinging(2).await;
-            let (mut wire, first) = stage.stream(path).await;
+            let (mut wire, first) = stream(&mut stage, path).await;
             assert_eq!(wire.head("POST").await.status, 200);
             assert_eq!(wire.piece().await, data(ping));
             drop(first);
-            let mut second = stage.arrives().await;
+            let (_, mut second) = stage.arrives().await;
             second.write(last_words).await;
             drop(second);
             let (text, is_whole) = rest_without(&mut wire, ping).await;
@@ -209,7 +188,7 @@ async fn with_no_replica_left_after_pings_the_failure_is_an_event_that_clients_u
 #[tokio::test]
 async fn a_stream_that_is_cut_after_content_and_pings_is_cut_for_the_client() {
     let mut stage = pinging(2).await;
-    let (mut wire, mut turn) = stage.stream(MESSAGES).await;
+    let (mut wire, mut turn) = stream(&mut stage, MESSAGES).await;
     turn.write_chunk(CONTENT).await;
     assert_eq!(wire.head("POST").await.status, 200);
     assert_eq!(wire.piece().await, data(CONTENT));
@@ -221,7 +200,7 @@ async fn a_stream_that_is_cut_after_content_and_pings_is_cut_for_the_client() {
 #[tokio::test]
 async fn a_client_that_leaves_between_pings_frees_its_slot() {
     let mut stage = pinging(1).await;
-    let (mut wire, mut turn) = stage.stream(CHAT).await;
+    let (mut wire, mut turn) = stream(&mut stage, CHAT).await;
     assert_eq!(wire.head("POST").await.status, 200);
     assert_eq!(wire.piece().await, data(COMMENT));
     drop(wire);

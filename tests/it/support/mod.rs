@@ -9,6 +9,7 @@ pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
+pub mod stage;
 
 use std::time::Duration;
 
