@@ -19,6 +19,9 @@ use super::request_head;
 pub struct Exchange {
     replica: HttpSession,
     upload: Upload,
+    /// Whether the response has come to its proper end. Nothing is waited for behind it: a client that has all of its answer
+    /// may ask for the next thing at once, and that would look as if it had left in the middle.
+    has_ended: bool,
 }
 
 /// What comes next.
@@ -52,7 +55,7 @@ impl Exchange {
     /// # Errors
     /// Of the replica, if it could not be written to; of the client, if it has left; kvpin's own refusals.
     pub async fn begin(replica: HttpSession, session: &mut Session, context: &mut Context) -> Result<Self> {
-        let mut exchange = Exchange { replica, upload: Upload::Coming };
+        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false };
         let head = request_head::for_replica(session, context)?;
         exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
         let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
@@ -68,6 +71,9 @@ impl Exchange {
     /// Of the replica (`ErrorSource::Upstream`), if the response broke off; of the client, if it has left; kvpin's own refusals.
     pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
         loop {
+            if self.has_ended {
+                return Ok(Event::End);
+            }
             let is_sent = matches!(self.upload, Upload::Sent);
             let is_refused = matches!(self.upload, Upload::Refused(_) | Upload::Writing);
             tokio::select! {
@@ -103,13 +109,19 @@ impl Exchange {
             }
             // An interim response says nothing that a client would wait for: it has been told to go on with its body.
             HttpTask::Header(head, _) if head.status.is_informational() => None,
-            HttpTask::Header(head, _) => Some(Event::Head(head)),
-            HttpTask::Body(Some(data), _) | HttpTask::UpgradedBody(Some(data), _) if !data.is_empty() => {
-                Some(Event::Data(data))
+            HttpTask::Header(head, is_last) => {
+                self.has_ended = is_last;
+                Some(Event::Head(head))
             }
-            // What has ended says so again when it is asked for more.
-            HttpTask::Body(..) | HttpTask::UpgradedBody(..) | HttpTask::Trailer(_) => None,
-            HttpTask::Done => Some(Event::End),
+            HttpTask::Body(data, is_last) | HttpTask::UpgradedBody(data, is_last) => {
+                self.has_ended = is_last;
+                data.filter(|data| !data.is_empty()).map(Event::Data)
+            }
+            HttpTask::Trailer(_) => None,
+            HttpTask::Done => {
+                self.has_ended = true;
+                None
+            }
             HttpTask::Failed(error) => return Err(error.into_up()),
         })
     }

@@ -79,3 +79,23 @@ async fn a_connection_that_the_client_asks_to_close_is_closed_after_the_answer()
         assert!(wire.ends().await);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_asks_again_at_the_last_byte_of_an_answer_is_answered_on_the_same_connection() {
+    let recorder = Recorder::start();
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;
+    // More clients than cores, so that kvpin is often kept from its next step while a client takes its own.
+    let clients = (0..32).map(|client| {
+        let address = kvpin.address;
+        tokio::spawn(async move {
+            let mut wire = Wire::connect(address).await;
+            let call = Call::post("/v1/completions", r#"{"model":"m"}"#).of(&format!("client-{client}"));
+            for _ in 0..200 {
+                assert_eq!(wire.call(&call).await.status(), 200);
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.expect("every request was answered");
+    }
+}
