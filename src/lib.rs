@@ -72,6 +72,7 @@ pub mod balancer;
 pub mod cli;
 pub mod config;
 pub mod conversation;
+mod descriptors;
 pub mod dispatch;
 pub mod metrics;
 pub mod proxy;

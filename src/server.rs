@@ -28,9 +28,10 @@ use crate::config::Config;
 use crate::conversation::KeySecret;
 use crate::dispatch::{Reloaded, Routing};
 use crate::metrics::Metrics;
+use crate::proxy::accept::Connections;
 use crate::proxy::watchdog::Watched;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
-use crate::{admin, proxy, replica};
+use crate::{admin, descriptors, proxy, replica};
 
 /// How often a drain looks whether the last request has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
@@ -65,6 +66,7 @@ impl Server {
     /// # Errors
     /// When an address can't be bound, or the system gives no thread or entropy.
     pub fn start(config: Config) -> anyhow::Result<Server> {
+        descriptors::raise(&config.limits);
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).context("no entropy for the key that hashes session ids")?;
         let fds: ListenFds = Arc::new(Mutex::new(Fds::new()));
@@ -183,7 +185,8 @@ fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAd
     let mut proxy = http_proxy(&Arc::new(ServerConf::default()), proxy);
     // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
     proxy.server_options = Some(HttpServerOptions::default());
-    let watched = Watched { inner: Arc::new(proxy), routing: Arc::clone(routing) };
+    let connections = Connections::new(routing.metrics.connections.clone());
+    let watched = Watched { inner: Arc::new(proxy), routing: Arc::clone(routing), connections };
     let mut service = Service::new("kvpin".to_owned(), watched);
     for address in listen {
         let mut socket = TcpSocketOptions::default();

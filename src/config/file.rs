@@ -8,6 +8,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::Balancing;
+use super::surface::PathFile;
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -17,6 +18,8 @@ pub(super) struct File {
     pub(super) default_model: Option<String>,
     pub(super) session_headers: Vec<String>,
     pub(super) decision_headers: Option<bool>,
+    pub(super) allow_paths: Vec<PathFile>,
+    pub(super) trusted_proxies: Vec<String>,
     pub(super) scrape_interval_ms: Option<u64>,
     pub(super) shutdown_grace_s: Option<u64>,
     pub(super) health: HealthFile,
@@ -44,6 +47,7 @@ pub(super) struct LimitsFile {
     pub(super) head_timeout_s: Option<u64>,
     pub(super) keepalive_timeout_s: Option<u64>,
     pub(super) body_timeout_s: Option<u64>,
+    pub(super) body_rate_min_bytes_per_s: Option<u64>,
     pub(super) write_timeout_s: Option<u64>,
     pub(super) connect_timeout_ms: Option<u64>,
     pub(super) replay_bytes_max: Option<Bytes>,
@@ -51,6 +55,9 @@ pub(super) struct LimitsFile {
     pub(super) history_wait_ms: Option<u64>,
     pub(super) response_timeout_s: Option<u64>,
     pub(super) ping_interval_s: Option<u64>,
+    pub(super) connections_max: Option<u64>,
+    pub(super) connections_per_address_max: Option<u64>,
+    pub(super) streams_max: Option<u64>,
     pub(super) tries_max: Option<u64>,
     pub(super) breaks_max: Option<u64>,
 }

@@ -17,6 +17,7 @@ mod file;
 mod locate;
 mod model;
 mod reload;
+mod surface;
 mod url;
 mod validate;
 
@@ -26,9 +27,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use http::HeaderName;
+use ipnet::IpNet;
 use serde::Deserialize;
 
 pub use error::{ConfigError, Problem};
+pub use surface::AllowedPath;
 
 /// Everything that an operator decides, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +46,10 @@ pub struct Config {
     pub session_headers: Vec<HeaderName>,
     /// Whether responses say which replica served them and why.
     pub decision_headers: bool,
+    /// Paths of the engines that are passed on beside those that kvpin knows; 64 at most, each once.
+    pub allow_paths: Vec<AllowedPath>,
+    /// Networks of proxies whose word about their clients is passed on; 64 at most, none of them everybody.
+    pub trusted_proxies: Vec<IpNet>,
     /// What one client, and all of them together, may take.
     pub limits: Limits,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
@@ -66,8 +73,10 @@ pub struct Limits {
     pub head_timeout: Duration,
     /// How long a client's connection may idle between two requests.
     pub keepalive_timeout: Duration,
-    /// Between two reads of a request body.
+    /// How far a client may fall behind `body_rate_min` with its body.
     pub body_timeout: Duration,
+    /// What a client has to send of its body on average, in bytes a second.
+    pub body_rate_min: u64,
     /// How long one write towards a client may be stuck.
     pub write_timeout: Duration,
     /// How long a TCP connect to a replica may take.
@@ -82,6 +91,12 @@ pub struct Limits {
     pub response_timeout: Duration,
     /// How long a stream may be silent before its client is sent a ping; `None`: no pings.
     pub ping_interval: Option<Duration>,
+    /// Connections of clients at a time.
+    pub connections_max: usize,
+    /// Connections of one client's address at a time.
+    pub connections_per_address_max: usize,
+    /// Requests for the engines at a time.
+    pub streams_max: usize,
     /// The replicas that one turn is tried on.
     pub tries_max: usize,
     /// Of those, the ones that may take it and break off.
@@ -207,6 +222,7 @@ impl Config {
                 "admin {address}: anyone who reaches this address can read the status and drain replicas"
             ));
         }
+        warnings.extend(self.allow_paths.iter().filter_map(AllowedPath::warning));
         warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
         warnings
     }

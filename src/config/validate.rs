@@ -12,7 +12,7 @@ use super::error::Problems;
 use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
 use super::locate::Path;
 use super::url::Resolve;
-use super::{Config, HealthConfig, Limits, ModelConfig, model};
+use super::{Config, HealthConfig, Limits, ModelConfig, model, surface};
 
 /// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -31,6 +31,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     let (models, servers) = models(file.models, resolve, &mut problems);
     names(&models, file.default_model.as_deref(), &mut problems);
+    let allow_paths = surface::allow_paths(file.allow_paths, &mut problems);
+    let trusted_proxies = surface::trusted_proxies(&file.trusted_proxies, &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
     addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
     if !problems.is_empty() {
@@ -42,6 +44,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
         default_model: file.default_model,
         session_headers,
         decision_headers: file.decision_headers.unwrap_or(true),
+        allow_paths,
+        trusted_proxies,
         health,
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
@@ -85,6 +89,7 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
         head_timeout: Duration::from_secs(number(&bounds::HEAD_TIMEOUT, file.head_timeout_s)),
         keepalive_timeout: Duration::from_secs(number(&bounds::KEEPALIVE_TIMEOUT, file.keepalive_timeout_s)),
         body_timeout: Duration::from_secs(number(&bounds::BODY_TIMEOUT, file.body_timeout_s)),
+        body_rate_min: number(&bounds::BODY_RATE, file.body_rate_min_bytes_per_s),
         write_timeout: Duration::from_secs(number(&bounds::WRITE_TIMEOUT, file.write_timeout_s)),
         connect_timeout: Duration::from_millis(number(&bounds::CONNECT_TIMEOUT, file.connect_timeout_ms)),
         replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
@@ -95,6 +100,9 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
             0 => None,
             seconds => Some(Duration::from_secs(seconds)),
         },
+        connections_max: count(number(&bounds::CONNECTIONS, file.connections_max)),
+        connections_per_address_max: count(number(&bounds::CONNECTIONS_PER_ADDRESS, file.connections_per_address_max)),
+        streams_max: count(number(&bounds::STREAMS, file.streams_max)),
         tries_max: count(number(&bounds::TRIES, file.tries_max)),
         breaks_max: count(number(&bounds::BREAKS, file.breaks_max)),
     };

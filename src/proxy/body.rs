@@ -10,21 +10,22 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use pingora::ErrorType;
 use pingora::http::RequestHeader;
+use pingora::protocols::http::v1::common::is_expect_continue_req;
 use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Limits;
 
+use super::downstream;
 use super::late::LateSearch;
 use super::memory::Share;
+use super::patience::Patience;
 use super::refusal::Refusal;
 use super::search::BodySearch;
 use super::splice::{Splice, joined};
 
-/// How long a request may take in all until its model and session are known. With each read bounded too, this ends only
-/// bodies that trickle in; 32 MiB at 0.5 Mbit/s come in time.
+/// How long a request may take in all until its model and session are known; 32 MiB at 0.5 Mbit/s come in time.
 pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
@@ -52,6 +53,7 @@ pub struct RequestBody {
     memory_max: usize,
     splice: Option<Splice>,
     late: Option<LateSearch>,
+    patience: Patience,
     share: Share,
 }
 
@@ -67,6 +69,7 @@ pub struct Reader<'a> {
     /// Whether what comes is looked at although the search has its answer.
     looks_on: bool,
     own: BytesMut,
+    patience: Patience,
     share: Share,
 }
 
@@ -91,6 +94,7 @@ impl<'a> Reader<'a> {
             unseen: Bytes::new(),
             looks_on: length.is_none(),
             own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES_MAX)),
+            patience: Patience::new(limits),
             share,
         })
     }
@@ -187,6 +191,7 @@ impl<'a> Reader<'a> {
             memory_max: memory_for_replays(self.limits),
             splice: None,
             late: None,
+            patience: self.patience,
             share: self.share,
         }
     }
@@ -201,10 +206,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sends `100 Continue` to a client that waits for it before it sends its body.
+    /// Sends `100 Continue` to a client that waits for it before it sends its body. HTTP/1.0 has no such answer.
     async fn invite_body(&mut self) -> Result<(), Refusal> {
-        let expects = self.session.req_header().headers.get(http::header::EXPECT);
-        if expects.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        if is_expect_continue_req(self.session.req_header()) {
             // Pingora takes it for a response that comes before the body's end, and would close the connection afterwards.
             self.session.set_close_on_response_before_downstream_finish(false);
             let told = self.session.write_continue_response().await;
@@ -215,13 +219,12 @@ impl<'a> Reader<'a> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        match self.session.read_request_body().await {
+        match self.patience.wait(self.session.read_request_body()).await {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
             }
             Ok(chunk) => Ok(chunk),
-            Err(error) if *error.etype() == ErrorType::ReadTimedout => Err(Refusal::BodyTimedOut),
-            Err(_) => Err(Refusal::BodyCutShort),
+            Err(error) => Err(downstream::refusal_of(&error)),
         }
     }
 
@@ -260,6 +263,11 @@ impl RequestBody {
             }
         }
         self.outgoing(piece)
+    }
+
+    /// What is left of the time that the client has for the rest.
+    pub fn patience(&mut self) -> &mut Patience {
+        &mut self.patience
     }
 
     /// Goes on with a search that has looked at all that was read.
@@ -368,6 +376,7 @@ mod tests {
             memory_max: 1000,
             splice: None,
             late: None,
+            patience: Patience::new(&Limits::default()),
             share,
         }
     }

@@ -16,11 +16,14 @@ use super::body::RequestBody;
 use super::endpoint::Dialect;
 use super::intake::Late;
 use super::refusal::Refusal;
+use super::streams::Stream;
 
 /// One request.
 pub struct Context {
     pub started: Instant,
     pub dialect: Dialect,
+    /// Whether the client's protocol has chunks: HTTP/1.1 only.
+    pub takes_chunks: bool,
     /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
     pub request: Option<EngineRequest>,
     pub body: Option<RequestBody>,
@@ -28,6 +31,8 @@ pub struct Context {
     pub late: Option<Late>,
     /// Whether the whole body showed that the turn is none of its conversation's: then it leaves no pin.
     pub is_side_after_all: bool,
+    /// Its place among the requests that are served at a time.
+    pub stream: Option<Stream>,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
     /// Replicas that failed this turn.
@@ -109,10 +114,12 @@ impl Context {
         Context {
             started: Instant::now(),
             dialect: Dialect::OpenAi,
+            takes_chunks: true,
             request: None,
             body: None,
             late: None,
             is_side_after_all: false,
+            stream: None,
             lease: None,
             tried: Vec::new(),
             reconnected: false,

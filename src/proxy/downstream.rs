@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use log::debug;
+use pingora::http::ResponseHeader;
 use pingora::proxy::Session;
+use pingora::{Error, ErrorType, Result};
+use tokio::time::timeout;
 
 use crate::config::Limits;
 
 use super::body::announced_length;
+use super::refusal::Refusal;
 
 /// How long the rest of a refused request's body is read to keep its connection.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -23,20 +29,64 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 
+/// Writes a response's head. Pingora bounds the writing of bodies only.
+pub async fn write_head(session: &mut Session, head: Box<ResponseHeader>) -> Result<()> {
+    if !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
+        // Its body ends with the connection.
+        session.set_keepalive(None);
+    }
+    let limit = session.get_write_timeout();
+    bounded(limit, session.write_response_header(head, false)).await
+}
+
+/// Writes what is left of a response's body, and its end.
+pub async fn write_last(session: &mut Session, last: Option<Bytes>) -> Result<()> {
+    let limit = session.get_write_timeout();
+    bounded(limit, session.write_response_body(last, true)).await
+}
+
+async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<()>>) -> Result<()> {
+    let Some(limit) = limit else { return writing.await.map_err(Error::into_down) };
+    let written = timeout(limit, writing).await;
+    written
+        .unwrap_or_else(|_| Error::e_explain(ErrorType::WriteTimedout, "the client takes nothing"))
+        .map_err(Error::into_down)
+}
+
+/// What it means for a request that nothing more could be read from its client.
+pub fn refusal_of(error: &Error) -> Refusal {
+    match error.etype() {
+        ErrorType::ReadTimedout => Refusal::BodyTimedOut,
+        // Pingora's word for bytes that come while nothing is expected but the client's end.
+        ErrorType::ConnectError => Refusal::BytesAfterBody,
+        // Its words for chunks and trailers that can't be read are its own.
+        ErrorType::Custom(_) => Refusal::MalformedBody,
+        _ => Refusal::BodyCutShort,
+    }
+}
+
 /// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
-/// limit, nor one that its client holds back until it is told to go on.
+/// limit, nor one that its client holds back until it is told to go on. Nor chunks: a proxy in front could read their
+/// extensions otherwise, and then what is the next request here would be a part of this one there.
 pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
     if session.is_body_done() {
         return true;
     }
-    let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
-    !waits && announced_length(&session.req_header().headers).is_none_or(|length| length <= limits.body_bytes_max)
+    let headers = &session.req_header().headers;
+    let waits = headers.contains_key(EXPECT) && session.response_written().is_none();
+    let is_chunked = headers.contains_key(TRANSFER_ENCODING);
+    !waits && !is_chunked && announced_length(headers).is_some_and(|length| length <= limits.body_bytes_max)
 }
 
-/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
-/// and the client could lose the answer that says why.
-pub async fn linger(session: &mut Session) {
+/// Reads what is left of the body of a request that was answered before its end, for a moment. If the connection is to be used
+/// again, this is what lies before the next request. If it is to be closed: closed at once, with bytes of the body unread, it
+/// would be reset, and the client could lose the answer that says why.
+pub async fn read_to_end(session: &mut Session) {
+    if session.is_body_done() {
+        return;
+    }
     if let Err(error) = session.drain_request_body().await {
         debug!("a refused body did not end: {}", error.etype().as_str());
+        session.set_keepalive(None);
     }
 }

@@ -162,16 +162,17 @@ impl<'a> Request<'a> {
 impl Explanation {
     /// Goes the way of a request from its endpoint to its replica.
     fn follow(&mut self, routing: &Routing, request: &Request<'_>) -> Result<(), Refusal> {
-        let route = match Endpoint::find(&request.method, &request.path) {
+        let table = routing.table();
+        let found = Endpoint::find(&request.method, &request.path, &table.config.allow_paths);
+        let route = match found.map(|found| found.endpoint) {
             Ok(Endpoint::Engine(route)) => route,
-            Ok(Endpoint::Local(Local::Health | Local::Models | Local::Hello)) => {
+            Ok(Endpoint::Local(Local::Health | Local::Models | Local::Model | Local::Hello)) => {
                 self.kind = "local".to_owned();
                 return Ok(());
             }
             Err(NotServed::Path) => return Err(Refusal::UnknownPath),
             Err(NotServed::Method { allowed }) => return Err(Refusal::WrongMethod { allowed }),
         };
-        let table = routing.table();
         let head = Head::read(route, &table, &request.headers);
         let mut body = BodySearch::new(&request.headers, head.wanted());
         self.looked_at_bytes = body.search(request.body);

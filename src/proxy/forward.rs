@@ -46,22 +46,20 @@ impl Proxy {
         context: &mut Context,
     ) -> Result<Option<(Trouble, Option<Kept>)>> {
         let peer = self.peer(context)?;
-        let (mut replica, is_pooled) = match self.replicas.get_http_session(&peer).await {
+        let (connection, is_pooled) = match self.replicas.get_stream(&peer).await {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
-        // Pingora's own loop sets it; its connector doesn't.
-        replica.write_timeout = peer.options.write_timeout;
         let mut attempt = Attempt::new(self, session, context);
-        let (opening, exchange) = attempt.open(replica, is_pooled).await?;
+        let (opening, exchange) = attempt.open(connection, is_pooled).await?;
         let (answer, mut exchange) = match (opening, exchange) {
             (Opening::Bad(trouble, kept), _) => return Ok(Some((trouble, kept))),
             (Opening::Good(answer), Some(exchange)) => (answer, exchange),
             (Opening::Good(_), None) => return Err(context.refused(Refusal::Internal)),
         };
         attempt.relay(answer, &mut exchange).await?;
-        if let Some(replica) = exchange.into_reusable() {
-            self.replicas.release_http_session(replica, &peer, peer.idle_timeout()).await;
+        if let Some(connection) = exchange.into_reusable() {
+            self.replicas.release_stream(connection, peer.reuse_hash(), peer.idle_timeout());
         }
         Ok(None)
     }

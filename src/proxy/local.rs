@@ -7,22 +7,33 @@ use serde_json::{Value, json};
 
 use crate::dispatch::Table;
 
-use super::endpoint::{Dialect, Local};
-use super::refusal::{Answer, served_names};
+use super::downstream;
+use super::endpoint::{Dialect, Local, ONE_MODEL};
+use super::refusal::{Answer, Refusal, served_names};
+
+/// What is asked, and under which path.
+pub struct Asked<'a> {
+    pub local: Local,
+    pub path: &'a str,
+}
 
 /// Answers a local endpoint.
-pub async fn serve(session: &mut Session, table: &Table, local: Local) -> Result<()> {
-    let (status, body) = match local {
+pub async fn serve(session: &mut Session, table: &Table, asked: Asked<'_>) -> std::result::Result<(), Refusal> {
+    let dialect = dialect(session);
+    let (status, body) = match asked.local {
         Local::Hello => (200, json!({ "name": "kvpin", "version": env!("CARGO_PKG_VERSION") })),
-        Local::Models => {
-            let in_anthropics = session.req_header().headers.contains_key("anthropic-version");
-            let dialect = if in_anthropics { Dialect::Anthropic } else { Dialect::OpenAi };
-            (200, models(table, dialect))
-        }
+        Local::Models => (200, models(table, dialect)),
+        Local::Model => (200, model(table, dialect, asked.path)?),
         Local::Health => health(table),
     };
     let answer = Answer { status, retry_after_s: None, allow: None, body: body.to_string() };
-    write(session, answer).await
+    write(session, answer).await.map_err(|_| Refusal::BodyCutShort)
+}
+
+/// Whose client asks. Both APIs have paths of the same name.
+pub fn dialect(session: &Session) -> Dialect {
+    let in_anthropics = session.req_header().headers.contains_key("anthropic-version");
+    if in_anthropics { Dialect::Anthropic } else { Dialect::OpenAi }
 }
 
 /// Writes an answer of kvpin's own. To a `HEAD` request only its head.
@@ -37,27 +48,37 @@ pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
         head.insert_header("allow", allow)?;
     }
     let is_head = session.req_header().method == http::Method::HEAD;
-    session.write_response_header(Box::new(head), is_head).await?;
-    if !is_head {
-        session.write_response_body(Some(answer.body.into()), true).await?;
-    }
-    Ok(())
+    downstream::write_head(session, Box::new(head)).await?;
+    downstream::write_last(session, (!is_head).then(|| answer.body.into())).await
 }
 
-/// The names that clients may use, in the shape of a caller's API. Both shapes want a date of creation; the epoch says that none is
-/// known.
+/// The names that clients may use, in the shape of a caller's API.
 fn models(table: &Table, dialect: Dialect) -> Value {
     let names = served_names(&table.models);
+    let data: Vec<_> = names.iter().map(|name| entry(name, dialect)).collect();
     match dialect {
         Dialect::Anthropic => {
-            let entry = |name: &String| json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
-            let data: Vec<_> = names.iter().map(entry).collect();
             json!({ "data": data, "has_more": false, "first_id": names.first(), "last_id": names.last() })
         }
-        Dialect::OpenAi => {
-            let entry = |name: &String| json!({ "id": name, "object": "model", "created": 0, "owned_by": "kvpin" });
-            json!({ "object": "list", "data": names.iter().map(entry).collect::<Vec<_>>() })
+        Dialect::OpenAi => json!({ "object": "list", "data": data }),
+    }
+}
+
+fn model(table: &Table, dialect: Dialect, path: &str) -> std::result::Result<Value, Refusal> {
+    let named = path.strip_prefix(ONE_MODEL).unwrap_or_default();
+    match table.find(named) {
+        Some(_) => Ok(entry(named, dialect)),
+        None => Err(Refusal::UnknownModel { named: named.to_owned(), served: served_names(&table.models) }),
+    }
+}
+
+/// Both shapes want a date of creation; the epoch says that none is known.
+fn entry(name: &str, dialect: Dialect) -> Value {
+    match dialect {
+        Dialect::Anthropic => {
+            json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" })
         }
+        Dialect::OpenAi => json!({ "id": name, "object": "model", "created": 0, "owned_by": "kvpin" }),
     }
 }
 

@@ -13,7 +13,21 @@ use super::endpoint::Dialect;
 pub enum Refusal {
     UnknownPath,
     WrongMethod {
-        allowed: &'static str,
+        allowed: String,
+    },
+    /// The head could be read in two ways.
+    MalformedHead {
+        what: &'static str,
+    },
+    /// The body has a transfer coding that isn't undone here.
+    UnknownCoding,
+    /// The body's chunks could not be read.
+    MalformedBody,
+    /// More came from the client after its body, while its answer was waited for.
+    BytesAfterBody,
+    /// As many requests as may be at a time are being served.
+    TooManyStreams {
+        streams_max: usize,
     },
     HeadTooLarge {
         bytes_max: usize,
@@ -71,7 +85,7 @@ pub struct Answer {
     /// Seconds, for `Retry-After`.
     pub retry_after_s: Option<u32>,
     /// The methods for `Allow`.
-    pub allow: Option<&'static str>,
+    pub allow: Option<String>,
     pub body: String,
 }
 
@@ -100,6 +114,11 @@ impl Refusal {
         match self {
             Refusal::UnknownPath => "unknown_path",
             Refusal::WrongMethod { .. } => "wrong_method",
+            Refusal::MalformedHead { .. } => "malformed_head",
+            Refusal::UnknownCoding => "unknown_coding",
+            Refusal::MalformedBody => "malformed_body",
+            Refusal::BytesAfterBody => "bytes_after_body",
+            Refusal::TooManyStreams { .. } => "too_many_streams",
             Refusal::HeadTooLarge { .. } => "head_too_large",
             Refusal::BodyTooLarge { .. } => "body_too_large",
             Refusal::BodyTimedOut => "body_timed_out",
@@ -139,7 +158,7 @@ impl Refusal {
             status: kind.status,
             retry_after_s: (kind.status == 503).then_some(RETRY_AFTER_S),
             allow: match self {
-                Refusal::WrongMethod { allowed } => Some(*allowed),
+                Refusal::WrongMethod { allowed } => Some(allowed.clone()),
                 _ => None,
             },
             body: body.to_string(),
@@ -150,6 +169,10 @@ impl Refusal {
     pub fn keeps_connection(&self) -> bool {
         match self {
             Refusal::HeadTooLarge { .. }
+            | Refusal::MalformedHead { .. }
+            | Refusal::UnknownCoding
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
             | Refusal::BodyTooLarge { .. }
             | Refusal::BodyTimedOut
             | Refusal::BodyCutShort
@@ -164,13 +187,17 @@ impl Refusal {
             | Refusal::UnknownModel { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. }
+            | Refusal::TooManyStreams { .. }
             | Refusal::NoReplica { .. } => true,
         }
     }
 
     /// Whether the client may still be sending its body when it is answered.
     pub fn leaves_body_coming(&self) -> bool {
-        !matches!(self, Refusal::BodyTimedOut | Refusal::BodyCutShort)
+        !matches!(
+            self,
+            Refusal::BodyTimedOut | Refusal::BodyCutShort | Refusal::MalformedBody | Refusal::BytesAfterBody
+        )
     }
 
     fn kind(&self) -> Kind {
@@ -182,12 +209,18 @@ impl Refusal {
             Refusal::HeadTooLarge { .. } => bad_request(431),
             Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
             Refusal::BodyTimedOut => bad_request(408),
-            Refusal::BodyCutShort
+            Refusal::UnknownCoding => bad_request(501),
+            Refusal::MalformedHead { .. }
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
+            | Refusal::BodyCutShort
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. } => bad_request(400),
-            Refusal::OutOfMemory | Refusal::NoReplica { .. } => kind(503, "server_error", "overloaded_error"),
+            Refusal::OutOfMemory | Refusal::TooManyStreams { .. } | Refusal::NoReplica { .. } => {
+                kind(503, "server_error", "overloaded_error")
+            }
             Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
             Refusal::ResponseTimedOut { .. } => kind(504, "server_error", "timeout_error"),
             Refusal::Internal => kind(500, "server_error", "api_error"),
@@ -208,13 +241,22 @@ impl Refusal {
         match self {
             Refusal::UnknownPath => "This path is not served here.".into(),
             Refusal::WrongMethod { allowed } => format!("This path takes {allowed} only."),
+            Refusal::MalformedHead { what } => format!("The request head is malformed: {what}."),
+            Refusal::UnknownCoding => "The only transfer coding that is understood here is `chunked`.".into(),
+            Refusal::MalformedBody => "The request body's chunks are malformed.".into(),
+            Refusal::BytesAfterBody => {
+                "More was sent after the request's body. Pipelining is not supported: wait for the answer first.".into()
+            }
+            Refusal::TooManyStreams { streams_max } => {
+                format!("{streams_max} requests are being served, which is the limit; try again.")
+            }
             Refusal::HeadTooLarge { bytes_max } => {
                 format!("The request head is over the limit of {bytes_max} bytes.")
             }
             Refusal::BodyTooLarge { bytes_max } => {
                 format!("The request body is over the limit of {bytes_max} bytes.")
             }
-            Refusal::BodyTimedOut => "The request body stopped arriving.".into(),
+            Refusal::BodyTimedOut => "The request body stopped arriving, or arrived too slowly.".into(),
             Refusal::BodyCutShort => "The request body ended before its announced length.".into(),
             Refusal::NoModel { served } => format!(
                 "No `model` was found in the request body, and several models are served here: {}.",

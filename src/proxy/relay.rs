@@ -7,6 +7,7 @@ use tokio::time::{Duration, Instant};
 use crate::balancer::Evidence;
 
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
+use super::downstream;
 use super::exchange::{Event, Exchange};
 use super::in_stream;
 
@@ -28,7 +29,7 @@ impl Attempt<'_> {
             if !is_stream {
                 super::response_head::for_client(&mut head, self.context, &self.table)?;
             }
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head).await?;
         }
         self.alarm.set(self.limits().ping_interval.filter(|_| is_stream));
         if !begun.is_empty() {
@@ -38,7 +39,7 @@ impl Attempt<'_> {
             self.flow(exchange).await?;
         }
         self.proxy.begun(self.session, self.context);
-        self.session.write_response_body(None, true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, None).await
     }
 
     /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
@@ -47,14 +48,14 @@ impl Attempt<'_> {
         self.context.status = Some(status);
         self.proxy.begun(self.session, self.context);
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head).await?;
             body
         } else if head.status.is_success() {
             body
         } else {
             in_stream::event(self.context.dialect, &body)
         };
-        self.session.write_response_body(Some(body), true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, Some(body)).await
     }
 
     /// Sends a ping, if this is the place for one.
@@ -105,6 +106,6 @@ impl Attempt<'_> {
         self.proxy.begun(self.session, self.context);
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
-        self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, Some(event)).await
     }
 }

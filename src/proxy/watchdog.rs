@@ -7,7 +7,7 @@
 //! in a patience and not twice a request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,18 +20,26 @@ use tokio::time::{Instant, sleep_until};
 use crate::dispatch::Routing;
 
 use super::Proxy;
+use super::accept::Connections;
+use super::head_guard::HeadGuard;
 
 /// The proxy with a watchdog on each of its connections.
 pub struct Watched {
     pub inner: Arc<HttpProxy<Proxy>>,
     pub routing: Arc<Routing>,
+    pub connections: Arc<Connections>,
 }
 
 /// What the requests of a connection leave behind for its watchdog.
-struct Watchdog {
+#[derive(Debug)]
+pub struct Watchdog {
     accepted: Instant,
     /// Milliseconds from the accept to the moment since which no request is handled; [`BUSY`] while one is.
     idle_since_ms: AtomicU64,
+    /// Requests whose head was complete.
+    heads: AtomicU64,
+    /// Whether it was closed for a head over the limit.
+    head_was_too_large: AtomicBool,
 }
 
 const BUSY: u64 = u64::MAX;
@@ -42,7 +50,10 @@ tokio::task_local! {
 
 /// Says that a complete head has come and the request is being handled.
 pub fn disarm() {
-    tell(|_| BUSY);
+    tell(|watchdog| {
+        watchdog.heads.fetch_add(1, Ordering::Relaxed);
+        BUSY
+    });
 }
 
 /// Says that the request is done and the connection waits for the next one.
@@ -56,14 +67,56 @@ fn tell(idle_since_ms: impl Fn(&Watchdog) -> u64) {
     debug_assert!(told.is_ok(), "a request is handled on a connection that nothing watches");
 }
 
+impl Watchdog {
+    fn new() -> Arc<Self> {
+        Arc::new(Watchdog {
+            accepted: Instant::now(),
+            idle_since_ms: AtomicU64::new(0),
+            heads: AtomicU64::new(0),
+            head_was_too_large: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether a request is being handled.
+    pub fn is_busy(&self) -> bool {
+        self.idle_since_ms.load(Ordering::Relaxed) == BUSY
+    }
+
+    /// How many requests there were so far.
+    pub fn heads(&self) -> u64 {
+        self.heads.load(Ordering::Relaxed)
+    }
+
+    pub fn note_head_too_large(&self) {
+        self.head_was_too_large.store(true, Ordering::Relaxed);
+    }
+}
+
 #[async_trait]
 impl ServerApp for Watched {
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        let watchdog = Arc::new(Watchdog { accepted: Instant::now(), idle_since_ms: AtomicU64::new(0) });
-        let serve = WATCHDOG.scope(Arc::clone(&watchdog), self.inner.process_new(stream, shutdown));
+        let table = self.routing.table();
+        let address = stream.get_socket_digest().and_then(|digest| Some(digest.peer_addr()?.as_inet()?.ip()));
+        let _counted = match self.connections.enter(address, &table.config) {
+            Ok(counted) => counted,
+            Err(too_many) => {
+                self.refused(too_many.as_str());
+                return None;
+            }
+        };
+        let watchdog = Watchdog::new();
+        let stream = HeadGuard::new(stream, Arc::clone(&watchdog), table.config.limits.head_bytes_max);
+        // A connection may last for days, and would keep the whole table.
+        drop(table);
+        let serve = WATCHDOG.scope(Arc::clone(&watchdog), self.inner.process_new(Box::new(stream), shutdown));
         tokio::select! {
             biased;
-            stream = serve => stream,
+            stream = serve => {
+                if watchdog.head_was_too_large.load(Ordering::Relaxed) {
+                    self.refused("head_too_large");
+                }
+                stream
+            }
             // What loses the race is dropped, and the connection is closed with it.
             () = self.out_of_patience(&watchdog) => None,
         }
@@ -87,9 +140,17 @@ impl Watched {
             };
             look_at = idle_since + self.patience(idle_since_ms);
             if look_at <= Instant::now() {
+                if idle_since_ms == 0 {
+                    self.refused("head_timed_out");
+                }
                 return;
             }
         }
+    }
+
+    /// Counts a connection that is closed for what it did, or because there are too many.
+    fn refused(&self, reason: &str) {
+        self.routing.metrics.connections_refused.with_label_values(&[reason]).inc();
     }
 
     /// A connection that has just been accepted owes a head; one that has served may keep quiet for longer.

@@ -1,0 +1,158 @@
+//! Bounds what a connection may send before a request's head is complete.
+//!
+//! Pingora 0.9.1 reads on until a head has a megabyte, and parses all of it again after every read. So each connection without
+//! a request could hold a megabyte, and cost a thousand times the work of a normal head. This sits between the socket and
+//! Pingora, and ends a connection whose head is over the limit or comes in crumbs. A head that is only a little over it still
+//! gets through, so that kvpin can say what is wrong, in the caller's dialect.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use async_trait::async_trait;
+use pingora::protocols::raw_connect::ProxyDigest;
+use pingora::protocols::tls::{SslDigest, TlsRef};
+use pingora::protocols::{
+    ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream, TimingDigest,
+    UniqueID, UniqueIDType,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::watchdog::Watchdog;
+
+/// How far a head may be over the limit and still be answered in full. What is read of a body together with its head counts too.
+const SLACK_BYTES: usize = 64 * 1024;
+
+/// The most reads that a head may come in. A real one comes in one or two, and a large one over a slow line in some dozens.
+const READS_MAX: usize = 512;
+
+/// What a client is told whose head is over the limit by far. It may still be sending, and then may miss it.
+const TOO_LARGE: &[u8] =
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct HeadGuard {
+    inner: Stream,
+    watchdog: Arc<Watchdog>,
+    bytes_max: usize,
+    /// The requests so far, and what was read behind the head of the last one while none was handled.
+    heads: u64,
+    bytes: usize,
+    reads: usize,
+}
+
+impl HeadGuard {
+    pub fn new(inner: Stream, watchdog: Arc<Watchdog>, head_bytes_max: usize) -> Self {
+        HeadGuard { inner, watchdog, bytes_max: head_bytes_max + SLACK_BYTES, heads: 0, bytes: 0, reads: 0 }
+    }
+
+    fn cut(&mut self, cx: &mut Context<'_>) -> io::Error {
+        self.watchdog.note_head_too_large();
+        // As much as goes out at once: nobody waits for the client to take it.
+        if let Poll::Ready(Ok(_)) = Pin::new(&mut self.inner).poll_write(cx, TOO_LARGE) {
+            drop(Pin::new(&mut self.inner).poll_flush(cx));
+        }
+        io::Error::other("a head without end")
+    }
+}
+
+impl AsyncRead for HeadGuard {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.heads != self.watchdog.heads() {
+            (self.heads, self.bytes, self.reads) = (self.watchdog.heads(), 0, 0);
+        }
+        if self.watchdog.is_busy() {
+            return Pin::new(&mut self.inner).poll_read(cx, buffer);
+        }
+        if self.bytes > self.bytes_max || self.reads > READS_MAX {
+            return Poll::Ready(Err(self.cut(cx)));
+        }
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.inner).poll_read(cx, buffer));
+        self.bytes += buffer.filled().len() - before;
+        self.reads += 1;
+        Poll::Ready(read)
+    }
+}
+
+impl AsyncWrite for HeadGuard {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+// What else Pingora wants of a stream, it gets from the one within.
+
+#[async_trait]
+impl Shutdown for HeadGuard {
+    async fn shutdown(&mut self) {
+        self.inner.shutdown().await;
+    }
+}
+
+impl UniqueID for HeadGuard {
+    fn id(&self) -> UniqueIDType {
+        self.inner.id()
+    }
+}
+
+impl Ssl for HeadGuard {
+    fn get_ssl(&self) -> Option<&TlsRef> {
+        self.inner.get_ssl()
+    }
+
+    fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
+        self.inner.get_ssl_digest()
+    }
+
+    fn selected_alpn_proto(&self) -> Option<ALPN> {
+        self.inner.selected_alpn_proto()
+    }
+}
+
+impl GetTimingDigest for HeadGuard {
+    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
+        self.inner.get_timing_digest()
+    }
+}
+
+impl GetProxyDigest for HeadGuard {
+    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
+        self.inner.get_proxy_digest()
+    }
+}
+
+impl GetSocketDigest for HeadGuard {
+    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
+        self.inner.get_socket_digest()
+    }
+}
+
+#[async_trait]
+impl Peek for HeadGuard {
+    async fn try_peek(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+        self.inner.try_peek(buffer).await
+    }
+}
