@@ -32,8 +32,10 @@ pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 /// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
 pub const SECOND_MODEL_BYTES: usize = 4096;
 
-/// The most that is reserved at once for a body whose length is only announced.
-const RESERVE_BYTES_MAX: usize = 1024 * 1024;
+/// What is reserved for a body whose length is only announced, and how many times what has come of it later on. A body that
+/// has been announced costs nothing to its client, and one in large pieces is copied once.
+const RESERVE_BYTES: usize = 64 * 1024;
+const RESERVE_FACTOR: usize = 8;
 
 /// A request body on its way through.
 #[derive(Debug)]
@@ -93,7 +95,7 @@ impl<'a> Reader<'a> {
             read: 0,
             unseen: Bytes::new(),
             looks_on: length.is_none(),
-            own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES_MAX)),
+            own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES)),
             patience: Patience::new(limits),
             share,
         })
@@ -231,6 +233,10 @@ impl<'a> Reader<'a> {
     /// Keeps a chunk, and says whether that stayed within the memory of all turns.
     fn keep(&mut self, chunk: &Bytes, memory_bytes_max: usize) -> bool {
         self.read += chunk.len();
+        if self.own.capacity() < self.read {
+            let announced = self.length.unwrap_or(0).min(self.read * RESERVE_FACTOR);
+            self.own.reserve(announced.max(self.read) - self.own.len());
+        }
         self.own.extend_from_slice(chunk);
         self.share.take(chunk.len(), memory_bytes_max)
     }

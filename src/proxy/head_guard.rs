@@ -9,6 +9,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use pingora::protocols::raw_connect::ProxyDigest;
@@ -17,7 +18,8 @@ use pingora::protocols::{
     ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream, TimingDigest,
     UniqueID, UniqueIDType,
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::time::timeout;
 
 use super::watchdog::Watchdog;
 
@@ -30,6 +32,11 @@ const READS_MAX: usize = 512;
 /// What a client is told whose head is over the limit by far. It may still be sending, and then may miss it.
 const TOO_LARGE: &[u8] =
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/// How long, and for how many bytes, a connection stays that kvpin has ended, so that the client can take the last answer.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_READ: usize = 16 * 1024;
+const LINGER_READS: usize = 64;
 
 /// A client's connection.
 #[derive(Debug)]
@@ -107,8 +114,23 @@ impl AsyncWrite for HeadGuard {
 
 #[async_trait]
 impl Shutdown for HeadGuard {
+    /// Ends the sending side, and lets what the client is still sending run out for a moment: closed with bytes unread, the
+    /// connection would be reset, and the client could lose the answer that says why.
     async fn shutdown(&mut self) {
         self.inner.shutdown().await;
+        let inner = &mut self.inner;
+        let run_out = async move {
+            let mut rest = vec![0; LINGER_READ];
+            for _ in 0..LINGER_READS {
+                // An error is an end too.
+                if inner.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {
+                    continue;
+                }
+                break;
+            }
+        };
+        // The time is up: whoever is still sending has had a moment to read.
+        timeout(LINGER, run_out).await.ok();
     }
 }
 
@@ -154,5 +176,73 @@ impl GetSocketDigest for HeadGuard {
 impl Peek for HeadGuard {
     async fn try_peek(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         self.inner.try_peek(buffer).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+
+    use super::*;
+
+    const BYTES_MAX: usize = 1000;
+
+    fn guarded() -> (HeadGuard, Arc<Watchdog>, DuplexStream) {
+        let (inner, client) = duplex(1 << 20);
+        let watchdog = Watchdog::new();
+        (HeadGuard::new(Box::new(inner), Arc::clone(&watchdog), BYTES_MAX), watchdog, client)
+    }
+
+    #[tokio::test]
+    async fn what_is_no_head_in_the_end_is_cut_with_431_and_noted() {
+        let (mut guard, watchdog, mut client) = guarded();
+        client.write_all(&vec![b'x'; BYTES_MAX + SLACK_BYTES + 1]).await.unwrap();
+        let mut taken = vec![0; BYTES_MAX + SLACK_BYTES + 1];
+        guard.read_exact(&mut taken).await.unwrap();
+        assert!(guard.read(&mut taken).await.is_err());
+        drop(guard);
+        let mut told = Vec::new();
+        client.read_to_end(&mut told).await.unwrap();
+        assert_eq!(told, TOO_LARGE);
+        assert!(watchdog.head_was_too_large());
+    }
+
+    #[tokio::test]
+    async fn crumbs_are_cut_and_a_body_may_come_in_any_number_of_them() {
+        let (mut guard, watchdog, mut client) = guarded();
+        let mut byte = [0];
+        for request in 0..3 {
+            for _ in 0..READS_MAX - 1 {
+                client.write_all(b"h").await.unwrap();
+                assert_eq!(guard.read(&mut byte).await.unwrap(), 1, "the head of request {request}");
+            }
+            watchdog.set_busy(true);
+            for _ in 0..2 * READS_MAX {
+                client.write_all(b"b").await.unwrap();
+                assert_eq!(guard.read(&mut byte).await.unwrap(), 1, "the body of request {request}");
+            }
+            watchdog.set_busy(false);
+        }
+        for _ in 0..=READS_MAX {
+            client.write_all(b"h").await.unwrap();
+            assert_eq!(guard.read(&mut byte).await.unwrap(), 1);
+        }
+        client.write_all(b"h").await.unwrap();
+        assert!(guard.read(&mut byte).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_ended_takes_what_still_comes_for_a_moment_and_no_longer() {
+        let (mut guard, _, mut client) = guarded();
+        client.write_all(b"more").await.unwrap();
+        let begun = tokio::time::Instant::now();
+        Shutdown::shutdown(&mut guard).await;
+        assert_eq!(begun.elapsed(), LINGER, "the client may have more");
+        client.write_all(&vec![b'x'; LINGER_READ * LINGER_READS]).await.unwrap();
+        Shutdown::shutdown(&mut guard).await;
+        assert_eq!(begun.elapsed(), LINGER, "so much is enough");
+        drop(client);
+        Shutdown::shutdown(&mut guard).await;
+        assert_eq!(begun.elapsed(), LINGER, "it has gone");
     }
 }

@@ -50,25 +50,21 @@ tokio::task_local! {
 
 /// Says that a complete head has come and the request is being handled.
 pub fn disarm() {
-    tell(|watchdog| {
-        watchdog.heads.fetch_add(1, Ordering::Relaxed);
-        BUSY
-    });
+    set_busy(true);
 }
 
 /// Says that the request is done and the connection waits for the next one.
 pub fn arm() {
-    // At least 1: 0 stands for a connection that has served nothing yet.
-    tell(|watchdog| (watchdog.accepted.elapsed().as_millis() as u64).max(1));
+    set_busy(false);
 }
 
-fn tell(idle_since_ms: impl Fn(&Watchdog) -> u64) {
-    let told = WATCHDOG.try_with(|watchdog| watchdog.idle_since_ms.store(idle_since_ms(watchdog), Ordering::Relaxed));
+fn set_busy(is_busy: bool) {
+    let told = WATCHDOG.try_with(|watchdog| watchdog.set_busy(is_busy));
     debug_assert!(told.is_ok(), "a request is handled on a connection that nothing watches");
 }
 
 impl Watchdog {
-    fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Watchdog {
             accepted: Instant::now(),
             idle_since_ms: AtomicU64::new(0),
@@ -87,8 +83,23 @@ impl Watchdog {
         self.heads.load(Ordering::Relaxed)
     }
 
+    /// A complete head has come, or its request is done.
+    pub fn set_busy(&self, is_busy: bool) {
+        if is_busy {
+            self.heads.fetch_add(1, Ordering::Relaxed);
+        }
+        // At least 1: 0 stands for a connection that has served nothing yet.
+        let idle_since_ms = if is_busy { BUSY } else { (self.accepted.elapsed().as_millis() as u64).max(1) };
+        self.idle_since_ms.store(idle_since_ms, Ordering::Relaxed);
+    }
+
     pub fn note_head_too_large(&self) {
         self.head_was_too_large.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was closed for a head over the limit.
+    pub fn head_was_too_large(&self) -> bool {
+        self.head_was_too_large.load(Ordering::Relaxed)
     }
 }
 
@@ -112,7 +123,7 @@ impl ServerApp for Watched {
         tokio::select! {
             biased;
             stream = serve => {
-                if watchdog.head_was_too_large.load(Ordering::Relaxed) {
+                if watchdog.head_was_too_large() {
                     self.refused("head_too_large");
                 }
                 stream

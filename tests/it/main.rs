@@ -12,6 +12,7 @@ mod explain;
 mod failover;
 mod failure;
 mod health;
+mod hostile;
 mod identity;
 mod keep_alive;
 mod metrics;

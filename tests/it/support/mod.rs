@@ -3,6 +3,7 @@
 pub mod call;
 pub mod claude;
 pub mod client;
+pub mod firehose;
 pub mod hand;
 pub mod kvpin;
 pub mod recorder;
@@ -10,6 +11,7 @@ pub mod replicas;
 pub mod reserved;
 pub mod rogue;
 pub mod stage;
+pub mod strict;
 
 use std::time::Duration;
 

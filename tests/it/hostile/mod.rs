@@ -1,0 +1,8 @@
+//! Clients and replicas that mean harm.
+
+mod limits;
+mod load;
+mod lying_replicas;
+mod smuggling;
+mod surface;
+mod uploads;
