@@ -65,7 +65,7 @@ pub(super) const HISTORY_WAIT: Number = number("history_wait_ms", 5, 1..=1000);
 pub(super) const RESPONSE_TIMEOUT: Number = number("response_timeout_s", 600, 1..=DAY_S);
 /// The strictest client known cuts a silent stream after 20 s. 0 turns the pings off.
 pub(super) const PING_INTERVAL: Number = number("ping_interval_s", 15, 0..=HOUR_S);
-/// An idle connection costs some kilobytes (`tests/it/hostile`); each may need a second descriptor, towards a replica.
+/// An idle connection costs some kilobytes (`tests/crowds`); each may need a second descriptor, towards a replica.
 pub(super) const CONNECTIONS: Number = number("connections_max", 16_384, 1..=1_000_000);
 /// Generous, because a proxy in front that isn't in `trusted_proxies` has one address for all of its clients.
 pub(super) const CONNECTIONS_PER_ADDRESS: Number = number("connections_per_address_max", 4096, 1..=1_000_000);

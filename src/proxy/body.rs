@@ -32,10 +32,9 @@ pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 /// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
 pub const SECOND_MODEL_BYTES: usize = 4096;
 
-/// What is reserved for a body whose length is only announced, and how many times what has come of it later on. A body that
-/// has been announced costs nothing to its client, and one in large pieces is copied once.
-const RESERVE_BYTES: usize = 64 * 1024;
-const RESERVE_FACTOR: usize = 8;
+/// How many times what has come of a body room is made for, as far as its announced length goes. What is only announced costs
+/// nothing, and a body in large pieces is copied once or twice.
+const ROOM_FACTOR: usize = 8;
 
 /// A request body on its way through.
 #[derive(Debug)]
@@ -95,7 +94,7 @@ impl<'a> Reader<'a> {
             read: 0,
             unseen: Bytes::new(),
             looks_on: length.is_none(),
-            own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES)),
+            own: BytesMut::new(),
             patience: Patience::new(limits),
             share,
         })
@@ -234,8 +233,8 @@ impl<'a> Reader<'a> {
     fn keep(&mut self, chunk: &Bytes, memory_bytes_max: usize) -> bool {
         self.read += chunk.len();
         if self.own.capacity() < self.read {
-            let announced = self.length.unwrap_or(0).min(self.read * RESERVE_FACTOR);
-            self.own.reserve(announced.max(self.read) - self.own.len());
+            let room = self.length.unwrap_or(0).min(self.read * ROOM_FACTOR);
+            self.own.reserve(room.max(self.read) - self.own.len());
         }
         self.own.extend_from_slice(chunk);
         self.share.take(chunk.len(), memory_bytes_max)

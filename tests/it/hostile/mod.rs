@@ -1,7 +1,6 @@
 //! Clients and replicas that mean harm.
 
 mod limits;
-mod load;
 mod lying_replicas;
 mod smuggling;
 mod surface;

@@ -164,3 +164,24 @@ async fn an_http_1_0_client_gets_a_stream_without_chunks_and_its_end_with_the_co
         assert_eq!((&*reply.text(), reply.header("connection")), ("whole", Some("keep-alive")));
     }
 }
+
+#[tokio::test]
+async fn a_body_that_is_only_announced_costs_no_memory() {
+    let mut hand = Hand::start();
+    let kvpin = in_front_of(&hand, json!({})).await;
+    let before = kvpin.memory().now;
+    let announced = Call::post(PATH, body(30 << 20)).head_bytes();
+    let mut wires = Vec::new();
+    for _ in 0..100 {
+        let mut wire = kvpin.connect().await;
+        wire.send(&announced).await;
+        wires.push(wire);
+    }
+    until("all are there", async || (kvpin.metric("kvpin_open_requests").await == 100.0).then_some(())).await;
+    let grown = kvpin.memory().peak.saturating_sub(before);
+    eprintln!("{} KiB for each of 100 bodies of 30 MiB that were announced", grown / 100 / 1024);
+    assert!(grown < 40 << 20, "{grown}");
+    drop(wires);
+    until_idle(&kvpin).await;
+    assert!(!hand.has_turn());
+}

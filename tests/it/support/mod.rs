@@ -3,7 +3,6 @@
 pub mod call;
 pub mod claude;
 pub mod client;
-pub mod firehose;
 pub mod hand;
 pub mod kvpin;
 pub mod recorder;

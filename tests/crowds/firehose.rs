@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::call::chunk_of;
-use super::reserved::ReservedPort;
+use crate::support::call::chunk_of;
+use crate::support::reserved::ReservedPort;
 
 const PIECE: usize = 64 * 1024;
 
