@@ -6,6 +6,7 @@ use prometheus::core::Collector;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
 
 use crate::balancer::{Health, Membership, ReplicaSnapshot, Scrape, Snapshot};
+use crate::keys::KeySnapshot;
 
 use super::View;
 
@@ -81,6 +82,24 @@ const MODEL: &[Family<Snapshot>] = &[
         help: "Ids that lead to a conversation beside the one it is pinned under.",
         label: "",
         values: |model| one(model.conversation_aliases as f64),
+    },
+];
+
+/// Label: key, the name of an API key, of which the keys file has so many.
+const KEY: &[Family<KeySnapshot>] = &[
+    Family {
+        name: "kvpin_key_requests_total",
+        kind: Kind::Counter,
+        help: "Requests with the API key, by whether they were passed on, forbidden, over a limit of the key or refused otherwise.",
+        label: "outcome",
+        values: |key| key.requests.iter().map(|(verdict, count)| (verdict.as_str(), *count as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_key_in_flight_requests",
+        kind: Kind::Gauge,
+        help: "Requests with the API key that are being handled.",
+        label: "",
+        values: |key| one(f64::from(key.in_flight)),
     },
 ];
 
@@ -245,6 +264,12 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
     for family in PROCESS {
         let series = family.register(&registry, &[])?;
         family.fill(&series, view, &[]);
+    }
+    for family in KEY {
+        let series = family.register(&registry, &["key"])?;
+        for key in &view.keys {
+            family.fill(&series, key, &[&key.name]);
+        }
     }
     for family in MODEL {
         let series = family.register(&registry, &["model"])?;
