@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use log::info;
 use parking_lot::Mutex;
 
-use crate::balancer::{Balancer, Decision, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+use crate::balancer::{
+    Balancer, Decision, Health, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn,
+};
 use crate::conversation::ConversationKey;
 
 pub use routing::{Model, Named, Reloaded, Routing, Table};
@@ -79,6 +81,11 @@ impl Dispatcher {
         })
     }
 
+    /// Whether a replica is down at this moment; one that a reload took out isn't.
+    pub fn is_down(&self, replica: ReplicaId) -> bool {
+        matches!(self.with(|balancer, _| balancer.health_of(replica)), Some(Health::Down(_)))
+    }
+
     /// Runs `f` on the balancer under its lock. The clock is read inside, so that time never goes back between calls. What
     /// happened to the replicas is logged behind the lock, whoever saw it.
     pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> R {
@@ -124,6 +131,11 @@ impl Lease {
 
     pub fn decision(&self) -> Decision {
         self.decision
+    }
+
+    /// Whether its replica is down at this moment.
+    pub fn is_down(&self) -> bool {
+        self.dispatcher.is_down(self.id)
     }
 
     /// The conversation that the turn belongs to, as the balancer knows it; `None` for one that belongs to none.
