@@ -168,6 +168,12 @@ impl Context {
         Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
     }
 
+    /// All of the answer has come, and only the writing of it is left. The caller's place is given back before that: who asks
+    /// again at the last byte, on whatever connection, is not one too many.
+    pub fn answered(&mut self) {
+        self.slot = None;
+    }
+
     /// The first byte of the response body has come.
     pub fn first_byte(&mut self) -> Option<Duration> {
         if self.first_byte.is_some() {

@@ -226,6 +226,7 @@ impl Proxy {
         } else {
             session.set_keepalive(None);
         }
+        context.answered();
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
         let told = match context.kept_waiting {
