@@ -296,7 +296,7 @@ impl Refusal {
             }
             Refusal::UncheckableBody => {
                 "This API key may not use every model, so its request bodies have to show which one \
-                 they are for: one JSON object or one plain form, complete and not compressed (Content-Encoding)."
+                 they are for: one JSON object or one plain form, of the Content-Type that says so, whole and not compressed."
                     .into()
             }
             Refusal::OverLimit(OverLimit::InFlight { max }) => {

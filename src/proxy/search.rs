@@ -84,6 +84,10 @@ impl BodySearch {
         self.is_complete() && is_plain && is_clear
     }
 
+    pub fn is_form(&self) -> bool {
+        matches!(self, BodySearch::Form(_))
+    }
+
     /// Whether kvpin can't look into the body.
     pub fn is_compressed(&self) -> bool {
         matches!(self, BodySearch::Opaque(_))

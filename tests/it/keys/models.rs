@@ -87,6 +87,8 @@ fn ambiguous() -> Vec<(&'static str, Call, [u16; 2])> {
     let far = format!(r#"{{"model":"open","messages":[{{"role":"user","content":"{filler}"}}],"model":"closed"}}"#);
     let hidden = "--XX\r\nContent-Disposition: form-data; a=\"\nx: \"; name=\"model\"\r\n\r\nclosed\r\n";
     let open = r#"{"model":"open"}"#;
+    let as_type = |body: &str, media_type: &str| json(body).without("content-type").header("Content-Type", media_type);
+    let both = r#"{"model":"open","x":"&model=closed&"}"#;
     let second = part("model", "open") + &part("file", &filler) + &part("model", "closed");
     vec![
         ("a second model", json(r#"{"model":"open","model":"closed"}"#), READ_IN_TWO_WAYS),
@@ -97,6 +99,8 @@ fn ambiguous() -> Vec<(&'static str, Call, [u16; 2])> {
         ("no end", json(r#"{"model":"open","messages":["#), READ_IN_TWO_WAYS),
         ("no JSON behind the model", json(r#"{"model":"open",'model':"closed"}"#), READ_IN_TWO_WAYS),
         ("two types", json(open).header("Content-Type", "multipart/form-data; boundary=XX"), READ_IN_TWO_WAYS),
+        ("JSON that is another kind of form", as_type(both, "application/x-www-form-urlencoded"), READ_IN_TWO_WAYS),
+        ("JSON that says it is a form", as_type(open, "multipart/form-data; boundary=a; boundary=b"), READ_IN_TWO_WAYS),
         ("a form with a second model", form(second), READ_IN_TWO_WAYS),
         ("a form that hides a part", form(part("model", "open") + hidden), READ_IN_TWO_WAYS),
         ("a form with an odd boundary", typed(part("model", "open"), r#"x="\""; boundary=XX"#), READ_IN_TWO_WAYS),
