@@ -13,36 +13,13 @@ use hashlink::LinkedHashMap;
 
 use crate::conversation::ConversationKey;
 
+use super::pin::{Pin, Tokens, millis};
 use super::recent::SWEEP_MAX;
 use super::replica::ReplicaId;
 
 /// How long after its last turn a conversation still counts as load. Of adjacent requests of one agent 95 % come within
 /// 10 s of each other, and gaps beyond a minute mostly end a session (traces of vllm-router's discussion #285).
 pub const ACTIVE_WINDOW: Duration = Duration::from_secs(60);
-
-/// Where a conversation is pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pin {
-    pub replica: ReplicaId,
-    /// The replica it was pinned to before, while the new one has not yet served it.
-    pub previous: Option<ReplicaId>,
-    /// Whether `replica` has served a turn of it. A pin that was never proven is given up when its turn fails.
-    pub proven: bool,
-    /// Whether a second id came to lead to the conversation while it was known by another.
-    pub joined: bool,
-    /// The epochs of `replica` and of `previous` when it was pinned there.
-    epoch: u16,
-    previous_epoch: u16,
-    /// Turns of the conversation that hold a lease.
-    pub in_flight: u16,
-    /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
-    parent: ConversationKey,
-    has_parent: bool,
-    last_used: Duration,
-}
-
-// A million of them: every 8 bytes more are 8 MB.
-const _: () = assert!(size_of::<Pin>() <= 40);
 
 /// How many conversations are pinned to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,34 +86,6 @@ impl Hasher for KeyHasher {
     }
 }
 
-impl Pin {
-    /// A pin that no turn has been served at yet.
-    pub fn new(replica: ReplicaId, parent: Option<ConversationKey>) -> Self {
-        Pin {
-            replica,
-            previous: None,
-            proven: false,
-            joined: false,
-            epoch: 0,
-            previous_epoch: 0,
-            in_flight: 0,
-            parent: parent.unwrap_or(ConversationKey(0)),
-            has_parent: parent.is_some(),
-            last_used: Duration::ZERO,
-        }
-    }
-
-    /// The conversation that this one is a subagent, a child session or a fork of.
-    pub fn parent(&self) -> Option<ConversationKey> {
-        self.has_parent.then_some(self.parent)
-    }
-
-    /// How long ago a turn of the conversation began, was served or ended.
-    pub fn idle(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.last_used)
-    }
-}
-
 impl Affinity {
     pub fn new(bounds: Bounds) -> Self {
         Affinity { bounds, active: Pins::default(), idle: Pins::default(), held: Vec::new(), epochs: Vec::new() }
@@ -191,9 +140,14 @@ impl Affinity {
         self.active.contains_key(&key) || self.idle.contains_key(&key)
     }
 
+    /// The pin of a conversation as it is, even one that is past its idle age.
+    pub fn at(&self, key: ConversationKey) -> Option<&Pin> {
+        self.active.get(&key).or_else(|| self.idle.get(&key))
+    }
+
     /// The pin of a conversation as it is, unless it is past its idle age.
     pub fn peek(&self, key: ConversationKey, now: Duration) -> Option<&Pin> {
-        let pin = self.active.get(&key).or_else(|| self.idle.get(&key))?;
+        let pin = self.at(key)?;
         (!self.is_forgotten(pin, now)).then_some(pin)
     }
 
@@ -207,14 +161,14 @@ impl Affinity {
         // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
         if self.active.get(&key).is_some_and(|pin| !self.is_forgotten(pin, now)) {
             let pin = self.active.to_back(&key)?;
-            pin.last_used = now;
+            pin.last_used_ms = millis(now);
             return Some(pin);
         }
         let pin = self.take(key)?;
         if self.is_forgotten(&pin, now) {
             return None;
         }
-        Some(self.put(key, Pin { last_used: now, ..pin }))
+        Some(self.put(key, Pin { last_used_ms: millis(now), ..pin }))
     }
 
     /// Pins a conversation that has no pin, or one past its idle age.
@@ -224,7 +178,7 @@ impl Affinity {
             self.forget_oldest();
         }
         let epoch = self.epoch(pin.replica);
-        self.put(key, Pin { epoch, last_used: now, ..pin })
+        self.put(key, Pin { epoch, last_used_ms: millis(now), ..pin })
     }
 
     /// Moves a conversation to another replica; the old one is remembered until the new one has served it.
@@ -233,8 +187,15 @@ impl Affinity {
         let (previous, previous_epoch) =
             if pin.proven { (Some(pin.replica), pin.epoch) } else { (pin.previous, pin.previous_epoch) };
         let epoch = self.epoch(replica);
-        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used: now, ..pin };
+        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used_ms: millis(now), ..pin };
         Some(self.put(key, pin))
+    }
+
+    /// A turn of the conversation was measured.
+    pub fn measure(&mut self, key: ConversationKey, tokens: Tokens) {
+        if let Some(pin) = self.active.get_mut(&key).or_else(|| self.idle.get_mut(&key)) {
+            pin.tokens = tokens;
+        }
     }
 
     /// `replica` has served a turn of the conversation: if that is where it is pinned, the pin holds from here on.
@@ -253,7 +214,10 @@ impl Affinity {
         let Some(pin) = self.take(key) else { return };
         if let Some(previous) = pin.previous {
             let epoch = pin.previous_epoch;
-            self.put(key, Pin { replica: previous, epoch, previous: None, proven: true, last_used: now, ..pin });
+            self.put(
+                key,
+                Pin { replica: previous, epoch, previous: None, proven: true, last_used_ms: millis(now), ..pin },
+            );
         }
     }
 
@@ -371,13 +335,13 @@ impl Affinity {
             assert_eq!(pin.in_flight, 0, "a conversation in flight is idle");
         }
         for list in [&self.active, &self.idle] {
-            let mut newest = Duration::ZERO;
+            let mut newest = 0;
             for (key, pin) in list {
                 if let Some(previous) = pin.previous {
                     held[previous.index()].fallback += 1;
                 }
-                assert!(pin.last_used >= newest, "a list is out of order");
-                newest = pin.last_used;
+                assert!(pin.last_used_ms >= newest, "a list is out of order");
+                newest = pin.last_used_ms;
                 assert!(pin.previous.is_none() || !pin.proven, "a proven pin remembers another");
                 assert_ne!(pin.parent(), Some(*key), "a conversation is its own parent");
             }

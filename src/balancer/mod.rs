@@ -5,20 +5,24 @@
 //! the code that serves production is the code that tests and the simulator drive in virtual time.
 //!
 //! The life of a turn: [`Balancer::arrive`] decides and takes the slot, [`Balancer::served`] marks the first byte of a
-//! good response, [`Balancer::finish`] gives the slot back. A [`Ticket`] carries the turn from one to the next.
+//! good response, [`Balancer::charge`] books what it cost, [`Balancer::finish`] gives the slot back. A [`Ticket`] carries the turn from one to the next.
 
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
+mod accounts;
 mod affinity;
 mod aliases;
 mod choice;
+mod cost;
 mod evidence;
 mod health;
 mod histories;
+mod ledger;
 mod load;
 mod membership;
 mod memory;
 mod observe;
+mod pin;
 mod placement;
 mod policy;
 mod recent;
@@ -36,8 +40,10 @@ use std::time::Duration;
 
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
+pub use cost::{Bill, Cold, ColdReason, Cost};
 pub use evidence::Evidence;
 pub use health::{DownReason, DrainReason, Health, News, Outage, RestartCause};
+pub use ledger::{ColdLine, Ledger};
 pub use load::{SCRAPE_AGE_MAX, Scrape, Signs};
 pub use memory::FORK_TEXT_BYTES_MIN;
 pub use observe::Ordered;
@@ -50,6 +56,7 @@ pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, T
 use crate::conversation::ConversationKey;
 
 use choice::Choice;
+use ledger::BytesPerToken;
 use memory::Memory;
 use placement::Rotation;
 use replica::Replica;
@@ -63,6 +70,7 @@ pub struct Balancer {
     policy: Policy,
     replicas: Vec<Replica>,
     memory: Memory,
+    bytes_per_token: BytesPerToken,
     rotation: Rotation,
     refused: [u64; Refusal::ALL.len()],
     news: Vec<News>,
@@ -74,6 +82,7 @@ impl Balancer {
             policy,
             replicas: Vec::new(),
             memory: Memory::new(policy.bounds),
+            bytes_per_token: BytesPerToken::new(),
             rotation: Rotation::default(),
             refused: [0; Refusal::ALL.len()],
             news: Vec::new(),

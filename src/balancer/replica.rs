@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::health::{DrainReason, Health};
+use super::ledger::Ledger;
 use super::load::{Load, Scrape};
 use super::policy::HealthPolicy;
 use super::turn::{Decision, Outcome, Placement};
@@ -77,6 +78,9 @@ pub(super) struct Replica {
     drain_since: Option<Duration>,
     pub load: Load,
     pub counters: Counters,
+    pub ledger: Ledger,
+    /// Tokens that were computed on it for kvpin's turns, modulo 2^32: what has come into its cache.
+    pub computed: u32,
     /// The engine's own `max_num_seqs`, where it tells.
     pub reported_max_num_seqs: Option<u32>,
 }
@@ -109,6 +113,8 @@ impl Replica {
             vitals: Vitals::new(now),
             load: Load::default(),
             counters: Counters::default(),
+            ledger: Ledger::default(),
+            computed: 0,
             reported_max_num_seqs: None,
         }
     }

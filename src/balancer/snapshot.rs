@@ -7,6 +7,7 @@ use crate::conversation::ConversationKey;
 
 use super::affinity::Held;
 use super::health::{DrainReason, Health};
+use super::ledger::Ledger;
 use super::load::Scrape;
 use super::replica::{Counters, Membership, ReplicaId, ReplicaSpec};
 use super::turn::Refusal;
@@ -50,6 +51,7 @@ pub struct ReplicaSnapshot {
     pub max_num_seqs: u32,
     pub max_num_seqs_source: MaxNumSeqsSource,
     pub counters: Counters,
+    pub ledger: Ledger,
     /// The newest scrape, and its age.
     pub scrape: Option<(Scrape, Duration)>,
 }
@@ -109,6 +111,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
                 max_num_seqs,
                 max_num_seqs_source,
                 counters: replica.counters,
+                ledger: replica.ledger,
                 scrape: replica.load.scrape().map(|scrape| (*scrape, now.saturating_sub(scrape.at))),
             })
         })

@@ -12,7 +12,7 @@ use log::info;
 use parking_lot::Mutex;
 
 use crate::balancer::{
-    Balancer, Decision, Health, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn,
+    Balancer, Bill, Cost, Decision, Health, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn,
 };
 use crate::conversation::ConversationKey;
 
@@ -161,6 +161,12 @@ impl Lease {
         if let Some(ticket) = &mut self.ticket {
             self.dispatcher.with(|balancer, now| balancer.served(ticket, now));
         }
+    }
+
+    /// Books what the turn has cost.
+    pub fn charge(&self, cost: &Cost) -> Option<Bill> {
+        let ticket = self.ticket.as_ref()?;
+        Some(self.dispatcher.with(|balancer, _| balancer.charge(ticket, cost)))
     }
 
     /// Notes how the turn ends, unless something more is heard before the lease is dropped.

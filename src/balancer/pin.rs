@@ -1,0 +1,79 @@
+//! What is remembered of one conversation.
+
+use std::time::Duration;
+
+use crate::conversation::ConversationKey;
+
+use super::replica::ReplicaId;
+
+/// Where a conversation is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    pub replica: ReplicaId,
+    /// The replica it was pinned to before, while the new one has not yet served it.
+    pub previous: Option<ReplicaId>,
+    /// Whether `replica` has served a turn of it. A pin that was never proven is given up when its turn fails.
+    pub proven: bool,
+    /// Whether a second id came to lead to the conversation while it was known by another.
+    pub joined: bool,
+    /// The epochs of `replica` and of `previous` when it was pinned there.
+    pub(super) epoch: u16,
+    pub(super) previous_epoch: u16,
+    /// Turns of the conversation that hold a lease.
+    pub in_flight: u16,
+    /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
+    pub(super) parent: ConversationKey,
+    pub(super) has_parent: bool,
+    pub tokens: Tokens,
+    /// On the balancer's clock. A `Duration` would be 8 bytes larger.
+    pub(super) last_used_ms: u64,
+}
+
+/// How long a conversation is, as its last measured turn had it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// 0 until a turn was measured.
+    pub prompt: u32,
+    pub completion: u32,
+    /// What its replica had computed until then, modulo 2^32 ([`super::replica::Replica::computed`]).
+    pub mark: u32,
+    /// Whether that turn was served elsewhere.
+    pub was_spilled: bool,
+}
+
+// A million of them: every 8 bytes more are 8 MB.
+const _: () = assert!(size_of::<Pin>() <= 48);
+
+impl Pin {
+    /// A pin that no turn has been served at yet.
+    pub fn new(replica: ReplicaId, parent: Option<ConversationKey>) -> Self {
+        Pin {
+            replica,
+            previous: None,
+            proven: false,
+            joined: false,
+            epoch: 0,
+            previous_epoch: 0,
+            in_flight: 0,
+            parent: parent.unwrap_or(ConversationKey(0)),
+            has_parent: parent.is_some(),
+            tokens: Tokens::default(),
+            last_used_ms: 0,
+        }
+    }
+
+    /// The conversation that this one is a subagent, a child session or a fork of.
+    pub fn parent(&self) -> Option<ConversationKey> {
+        self.has_parent.then_some(self.parent)
+    }
+
+    /// How long ago a turn of the conversation began, was served or ended.
+    pub fn idle(&self, now: Duration) -> Duration {
+        Duration::from_millis(millis(now).saturating_sub(self.last_used_ms))
+    }
+}
+
+/// The balancer's clock as pins keep it.
+pub(super) fn millis(now: Duration) -> u64 {
+    now.as_millis() as u64
+}
