@@ -39,23 +39,23 @@ impl Balancer {
 
     /// What a conversation has left in the cache of its home, if a turn of it was measured.
     fn left(&self, conversation: ConversationKey) -> Option<Left> {
-        let pin = self.memory.pins.at(conversation).filter(|pin| pin.tokens.prompt > 0)?;
+        let pin = self.memory.pins.at(conversation)?;
+        let tokens = pin.tokens()?;
         let home = &self.replicas[pin.replica.index()];
         Some(Left {
-            prompt: u64::from(pin.tokens.prompt),
-            was_spilled: pin.tokens.was_spilled,
-            computed_since: u64::from(home.computed.wrapping_sub(pin.tokens.mark)),
+            prompt: u64::from(tokens.prompt),
+            was_spilled: tokens.was_spilled,
+            computed_since: u64::from(home.computed.wrapping_sub(tokens.mark)),
             capacity: home.load.scrape().map_or(0, |scrape| scrape.kv_capacity_tokens),
         })
     }
 
     /// How long a conversation is after a turn of it.
     fn tokens(&self, ticket: &Ticket, conversation: ConversationKey, prompt: u64, completion: u64) -> Tokens {
-        let clamped = |tokens: u64| tokens.min(u64::from(u32::MAX)) as u32;
         let home = self.memory.pins.at(conversation).map_or(ticket.replica, |pin| pin.replica);
         Tokens {
-            prompt: clamped(prompt),
-            completion: clamped(completion),
+            prompt: u32::try_from(prompt).unwrap_or(u32::MAX),
+            completion: u16::try_from(completion).unwrap_or(u16::MAX),
             mark: self.replicas[home.index()].computed,
             was_spilled: home != ticket.replica,
         }

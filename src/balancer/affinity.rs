@@ -194,7 +194,7 @@ impl Affinity {
     /// A turn of the conversation was measured.
     pub fn measure(&mut self, key: ConversationKey, tokens: Tokens) {
         if let Some(pin) = self.active.get_mut(&key).or_else(|| self.idle.get_mut(&key)) {
-            pin.tokens = tokens;
+            pin.measure(tokens);
         }
     }
 

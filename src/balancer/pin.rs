@@ -24,7 +24,11 @@ pub struct Pin {
     /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
     pub(super) parent: ConversationKey,
     pub(super) has_parent: bool,
-    pub tokens: Tokens,
+    /// Of its last measured turn: see [`Tokens`], which would take more room here as a whole.
+    pub(super) prompt_tokens: u32,
+    pub(super) mark: u32,
+    pub(super) completion_tokens: u16,
+    pub(super) was_spilled: bool,
     /// On the balancer's clock. A `Duration` would be 8 bytes larger.
     pub(super) last_used_ms: u64,
 }
@@ -34,15 +38,16 @@ pub struct Pin {
 pub struct Tokens {
     /// 0 until a turn was measured.
     pub prompt: u32,
-    pub completion: u32,
-    /// What its replica had computed until then, modulo 2^32 ([`super::replica::Replica::computed`]).
+    /// At most 65,535.
+    pub completion: u16,
+    /// What its replica had computed until then, modulo 2^32.
     pub mark: u32,
     /// Whether that turn was served elsewhere.
     pub was_spilled: bool,
 }
 
 // A million of them: every 8 bytes more are 8 MB.
-const _: () = assert!(size_of::<Pin>() <= 48);
+const _: () = assert!(size_of::<Pin>() <= 40);
 
 impl Pin {
     /// A pin that no turn has been served at yet.
@@ -57,7 +62,10 @@ impl Pin {
             in_flight: 0,
             parent: parent.unwrap_or(ConversationKey(0)),
             has_parent: parent.is_some(),
-            tokens: Tokens::default(),
+            prompt_tokens: 0,
+            mark: 0,
+            completion_tokens: 0,
+            was_spilled: false,
             last_used_ms: 0,
         }
     }
@@ -65,6 +73,23 @@ impl Pin {
     /// The conversation that this one is a subagent, a child session or a fork of.
     pub fn parent(&self) -> Option<ConversationKey> {
         self.has_parent.then_some(self.parent)
+    }
+
+    /// How long it is; `None` until a turn was measured.
+    pub fn tokens(&self) -> Option<Tokens> {
+        let tokens = Tokens {
+            prompt: self.prompt_tokens,
+            completion: self.completion_tokens,
+            mark: self.mark,
+            was_spilled: self.was_spilled,
+        };
+        (tokens.prompt > 0).then_some(tokens)
+    }
+
+    pub fn measure(&mut self, tokens: Tokens) {
+        let Tokens { prompt, completion, mark, was_spilled } = tokens;
+        (self.prompt_tokens, self.completion_tokens) = (prompt, completion);
+        (self.mark, self.was_spilled) = (mark, was_spilled);
     }
 
     /// How long ago a turn of the conversation began, was served or ended.

@@ -1,6 +1,7 @@
 //! A replica as the balancer sees it: what it is, whether it is up, its load, and what it was given to do.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,10 @@ use super::vitals::Vitals;
 
 /// The index of a replica within its model. It stays the same as long as the replica is configured, over reloads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaId(u16);
+pub struct ReplicaId(
+    /// One more than the index, so that an `Option` of it is no larger: pins have one.
+    NonZeroU16,
+);
 
 /// What a replica is and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,11 +92,12 @@ pub(super) struct Replica {
 impl ReplicaId {
     /// The id at a place in the model's list. The configuration bounds a model to 1,024 replicas.
     pub fn from_index(index: usize) -> Option<ReplicaId> {
-        u16::try_from(index).ok().map(ReplicaId)
+        let number = u16::try_from(index).ok()?.checked_add(1)?;
+        NonZeroU16::new(number).map(ReplicaId)
     }
 
     pub fn index(self) -> usize {
-        usize::from(self.0)
+        usize::from(self.0.get()) - 1
     }
 }
 
