@@ -62,6 +62,33 @@ impl Ledger {
         }
     }
 
+    /// Adds what stands in other books.
+    pub fn add(&mut self, other: &Ledger) {
+        for (sum, part) in self.numbers().into_iter().zip(other.clone().numbers()) {
+            *sum += *part;
+        }
+    }
+
+    /// What was booked since `earlier`. Books that fell were begun anew.
+    pub fn since(&self, earlier: &Ledger) -> Ledger {
+        let mut since = *self;
+        for (number, before) in since.numbers().into_iter().zip(earlier.clone().numbers()) {
+            *number = number.saturating_sub(*before);
+        }
+        since
+    }
+
+    /// Every number of the books, in a fixed order.
+    fn numbers(&mut self) -> Vec<&mut u64> {
+        let Ledger { cached, computed, estimated, completion, measured_turns, unmeasured_turns, untold_turns, cold } =
+            self;
+        let cold = cold.iter_mut().flat_map(|line| [&mut line.turns, &mut line.tokens, &mut line.survived]);
+        [cached, computed, estimated, completion, measured_turns, unmeasured_turns, untold_turns]
+            .into_iter()
+            .chain(cold)
+            .collect()
+    }
+
     /// Every reason for cold turns with its line, in a fixed order.
     pub fn cold(&self) -> impl Iterator<Item = (ColdReason, ColdLine)> {
         ColdReason::ALL.into_iter().zip(self.cold)

@@ -14,6 +14,7 @@ mod affinity;
 mod aliases;
 mod choice;
 mod cost;
+mod distribution;
 mod evidence;
 mod health;
 mod histories;
@@ -41,6 +42,7 @@ use std::time::Duration;
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
 pub use cost::{Bill, Cold, ColdReason, Cost};
+pub use distribution::Distribution;
 pub use evidence::Evidence;
 pub use health::{DownReason, DrainReason, Health, News, Outage, RestartCause};
 pub use ledger::{ColdLine, Ledger};
@@ -71,6 +73,7 @@ pub struct Balancer {
     replicas: Vec<Replica>,
     memory: Memory,
     bytes_per_token: BytesPerToken,
+    first_bytes: Distribution,
     rotation: Rotation,
     refused: [u64; Refusal::ALL.len()],
     news: Vec<News>,
@@ -83,12 +86,17 @@ impl Balancer {
             replicas: Vec::new(),
             memory: Memory::new(policy.bounds),
             bytes_per_token: BytesPerToken::new(),
+            first_bytes: Distribution::new(),
             rotation: Rotation::default(),
             refused: [0; Refusal::ALL.len()],
             news: Vec::new(),
         };
         balancer.reconfigure(policy, specs, now);
         balancer
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// What [`Balancer::arrive`] would do with a turn at this moment. Nothing is taken, counted or marked as used.
@@ -122,6 +130,14 @@ impl Balancer {
         self.count(ticket);
         self.memory.learn(ticket, now);
         self.observe(ticket.replica, Evidence::Served, now);
+    }
+
+    /// The first byte of a turn's answer took so long, from the request's arrival. Side calls, which generate little or nothing,
+    /// would only blur it.
+    pub fn note_first_byte(&mut self, ticket: &Ticket, took: Duration) {
+        if ticket.decision != Decision::Side {
+            self.first_bytes.add(took);
+        }
     }
 
     /// The turn has ended: its slot is free again.

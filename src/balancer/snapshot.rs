@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::affinity::Held;
+use super::distribution::Distribution;
 use super::health::{DrainReason, Health};
 use super::ledger::Ledger;
 use super::load::Scrape;
@@ -25,6 +26,8 @@ pub struct Snapshot {
     /// Histories by which a conversation without an id, or the origin of a fork, is recognised.
     pub histories: usize,
     pub refused: Vec<(Refusal, u64)>,
+    /// From a turn's arrival to the first byte of its answer.
+    pub first_bytes: Distribution,
     /// Configured replicas, and retired ones that still hold leases.
     pub replicas: Vec<ReplicaSnapshot>,
 }
@@ -122,6 +125,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
         conversations: balancer.memory.pins.len(),
         conversation_aliases: balancer.memory.aliases.len(),
         histories: balancer.memory.histories.len(),
+        first_bytes: balancer.first_bytes.clone(),
         refused: Refusal::ALL.into_iter().zip(balancer.refused).collect(),
         replicas,
     }
