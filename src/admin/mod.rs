@@ -3,6 +3,7 @@
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them.
 
+pub mod books;
 pub mod conversations;
 pub mod drain;
 pub mod history;
