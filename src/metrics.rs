@@ -19,6 +19,8 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// Pings sent to clients because their stream was silent.
     pub pings: IntCounter,
+    /// Connections of clients that were to become secure ones. Label: outcome (done, failed, timed_out).
+    pub tls_handshakes: IntCounterVec,
     /// Bytes of request bodies that are held at this moment.
     pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
@@ -59,6 +61,10 @@ impl Metrics {
                 &["reason"],
             )?,
             pings: IntCounter::new("kvpin_pings_total", "Pings sent to clients because their stream was silent.")?,
+            tls_handshakes: IntCounterVec::new(
+                Opts::new("kvpin_tls_handshakes_total", "TLS handshakes of clients, by outcome."),
+                &["outcome"],
+            )?,
             request_bytes_held: IntGauge::new(
                 "kvpin_request_held_bytes",
                 "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
@@ -79,6 +85,7 @@ impl Metrics {
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
         self.registry.register(Box::new(self.pings.clone()))?;
+        self.registry.register(Box::new(self.tls_handshakes.clone()))?;
         self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }

@@ -8,25 +8,32 @@
 //! is present, in range and consistent with the others, and every hostname is an address. A problem names its line and its key path,
 //! and as many problems as can be found in one pass are reported together.
 //!
-//! This is a leaf: it knows no other module, logs nothing, and reads nothing but the file and the resolver.
+//! This is a leaf: it knows no other module but [`crate::tls`], logs nothing, and reads nothing but the file, those that it names
+//! and the resolver.
 
 mod addresses;
 mod bounds;
 mod error;
 mod file;
+mod listen;
 mod locate;
 mod model;
 mod reload;
+mod tls;
 mod url;
 mod validate;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use serde::Deserialize;
+
+use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
 pub use error::{ConfigError, Problem};
 
@@ -34,7 +41,7 @@ pub use error::{ConfigError, Problem};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Where clients connect. Never empty; no two overlap. Port 0 lets the kernel choose.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<ListenConfig>,
     /// Where metrics and status are served; `None` when it is `off`.
     pub admin: Option<SocketAddr>,
     /// The model of a request that names none: a name or an alias that exists.
@@ -53,6 +60,14 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
+}
+
+/// A listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenConfig {
+    pub address: SocketAddr,
+    /// `None`: what passes is not encrypted.
+    pub tls: Option<ListenerTls>,
 }
 
 /// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
@@ -177,30 +192,55 @@ pub struct ReplicaConfig {
     pub data_parallel_size: u16,
     /// Whether it takes nothing new.
     pub drain: bool,
+    /// How it is spoken to over TLS, and who it has to be; `None` for an http URL.
+    pub tls: Option<Arc<ReplicaTls>>,
+}
+
+/// What a file refers to that is not in it.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    resolve: url::Resolve<'a>,
+    /// Relative paths begin here.
+    directory: &'a Path,
+    /// The operating system's authorities, once anybody has asked for them.
+    system_roots: &'a OnceCell<Result<Roots, String>>,
+}
+
+impl Surroundings<'_> {
+    fn path(&self, written: &str) -> PathBuf {
+        self.directory.join(written)
+    }
 }
 
 impl Config {
     /// The largest file that is read: a thousand replicas need about 100 KB.
     const FILE_BYTES_MAX: u64 = 1 << 20;
 
-    /// Reads a configuration. Blocks while hostnames, if there are any, are resolved.
+    /// Reads a configuration. Blocks while hostnames, if there are any, are resolved. Relative paths in it begin in the working
+    /// directory.
     pub fn from_yaml(text: &str) -> Result<Config, ConfigError> {
-        Self::from_yaml_resolving(text, &url::resolve)
+        Self::from_yaml_in(text, Path::new(""), &url::resolve)
     }
 
-    /// [`Self::from_yaml`] of a file. One that can't be read is an error that has the path and the operating system's reason.
+    /// [`Self::from_yaml`] of a file, in whose directory relative paths begin. One that can't be read is an error that has the path
+    /// and the operating system's reason.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
-        Self::from_yaml(&text)
+        Self::from_yaml_in(&text, path.parent().unwrap_or(Path::new("")), &url::resolve)
     }
 
     /// What works but may not be what was meant, a line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        for address in self.listen.iter().filter(|a| !a.ip().is_loopback()) {
-            warnings.push(format!(
-                "listen {address}: anyone who reaches this address can use the GPUs; there are no API keys in this version"
-            ));
+        for listener in &self.listen {
+            let address = listener.address;
+            if !address.ip().is_loopback() {
+                warnings.push(format!(
+                    "listen {address}: anyone who reaches this address can use the GPUs; there are no API keys in this version"
+                ));
+            }
+            let of_certificates = listener.tls.iter().flat_map(ListenerTls::warnings);
+            warnings.extend(of_certificates.map(|line| format!("listen {address}: {line}")));
         }
         if let Some(address) = self.admin.filter(|a| !a.ip().is_loopback()) {
             warnings.push(format!(
@@ -211,10 +251,11 @@ impl Config {
         warnings
     }
 
-    fn from_yaml_resolving(text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
+    fn from_yaml_in(text: &str, directory: &Path, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
         locate::check_form(text)?;
         let file = serde_yaml::from_str(text).map_err(|err| ConfigError::from_yaml(&err))?;
-        validate::validate(file, resolve).map_err(|problems| problems.locate(text))
+        let around = Surroundings { resolve, directory, system_roots: &OnceCell::new() };
+        validate::validate(file, around).map_err(|problems| problems.locate(text))
     }
 }
 
@@ -245,6 +286,11 @@ impl ModelConfig {
                  prefer separate servers for Codex",
                 self.name
             ));
+        }
+        for replica in &self.replicas {
+            let certificate = replica.tls.as_deref().and_then(ReplicaTls::certificate);
+            let lines = certificate.into_iter().flat_map(Certificate::warnings);
+            warnings.extend(lines.map(|line| format!("model {}: replica {}: {line}", self.name, replica.name)));
         }
         if self.max_num_seqs.is_none() {
             warnings.push(format!(

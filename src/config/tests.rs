@@ -17,7 +17,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
-    Config::from_yaml_resolving(text, &resolve)
+    Config::from_yaml_in(text, Path::new(""), &resolve)
 }
 
 fn valid(text: &str) -> Config {
@@ -60,6 +60,7 @@ fn the_shortest_file_gets_every_default() {
         rank: None,
         data_parallel_size: 1,
         drain: false,
+        tls: None,
     };
     let health = HealthConfig {
         interval: Duration::from_secs(1),
@@ -72,7 +73,7 @@ fn the_shortest_file_gets_every_default() {
     };
     let expected = Config {
         health,
-        listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+        listen: vec![ListenConfig { address: SocketAddr::from(([127, 0, 0, 1], 8080)), tls: None }],
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
         default_model: None,
         session_headers: Vec::new(),
@@ -129,6 +130,8 @@ fn the_commented_file_has_every_key() {
         with_top("limits: {zzz: 1}\n"),
         with_model("    zzz: 1\n"),
         with_replicas("      - {zzz: 1}\n"),
+        with_top("listen: {address: '127.0.0.1:1', zzz: 1}\n"),
+        with_top("listen: [{address: '127.0.0.1:1', tls: {zzz: 1}}]\n"),
     ] {
         // serde lists the keys that it knows: "unknown field `zzz`, expected one of `listen`, `admin`".
         let err = refused(&text);
@@ -144,13 +147,29 @@ fn the_commented_file_has_every_key() {
 #[test]
 fn every_file_in_conf_is_valid() {
     let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/conf");
+    // They are copied to where the certificates are that they name.
+    let dir = tempfile::tempdir().expect("a directory");
+    write_certificates(&dir.path().join("tls"));
     let mut files = 0;
     for entry in std::fs::read_dir(conf).expect("the directory conf") {
         let path = entry.expect("an entry of conf").path();
-        Config::load(&path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+        let copy = dir.path().join(path.file_name().expect("a name"));
+        std::fs::copy(&path, &copy).expect("copies it");
+        Config::load(&copy).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
         files += 1;
     }
-    assert!(files >= 3, "{files}");
+    assert!(files >= 4, "{files}");
+}
+
+/// What the files in conf name, in the directory `tls` beside them.
+fn write_certificates(dir: &Path) {
+    std::fs::create_dir(dir).expect("a directory");
+    for (name, host) in [("gpu.example", "gpu.example"), ("any.lab.example", "*.lab.example"), ("kvpin", "kvpin")] {
+        let files = crate::tls::tests::issue(dir, name, &[host]);
+        std::fs::rename(&files.key, dir.join(format!("{name}.key"))).expect("renames it");
+    }
+    crate::tls::tests::issue(dir, "clients-ca", &[]);
+    crate::tls::tests::issue(dir, "boxes-ca", &[]);
 }
 
 #[test]
@@ -405,8 +424,8 @@ fn a_refusal_names_line_path_and_reason() {
             "line 3: models.b.replicas[0].url: 127.0.0.1:1 is given at models.a.replicas[0].url already; to serve it under another name use aliases",
         ),
         (
-            with_replicas("      - name: x\n        url: https://127.0.0.1:1\n"),
-            "line 5: models.m.replicas[0].url: TLS towards replicas is not supported yet",
+            with_replicas("      - name: x\n        url: ftp://127.0.0.1:1\n"),
+            "line 5: models.m.replicas[0].url: the scheme `ftp` is not supported",
         ),
         (
             with_replicas("      - http://127.0.0.1:1/v1\n"),
@@ -435,7 +454,7 @@ models:
   a:
     balancing: engine
     max_num_seqs: 0
-    replicas: [https://127.0.0.1:1, http://127.0.0.1:2/v1]
+    replicas: [ftp://127.0.0.1:1, http://127.0.0.1:2/v1]
   b:
     aliases: [a]
 default_model: c

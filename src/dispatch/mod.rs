@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::balancer::{Balancer, Decision, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
 use crate::conversation::ConversationKey;
 
-pub use routing::{Model, Named, Reloaded, Routing, Table};
+pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
 /// Time since the process began to serve, the same for every balancer. It never goes back.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! The routing table: which model a name means. One snapshot, swapped as a whole by a reload.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::balancer::{self, Balancer, Bounds, HealthPolicy, Mode, Policy, Replic
 use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::metrics::Metrics;
+use crate::tls::ReplicaTls;
 
 use super::{Clock, Dispatcher};
 
@@ -27,6 +29,8 @@ pub struct Table {
     /// In the order of the configuration.
     pub models: Vec<Arc<Model>>,
     by_name: HashMap<String, Named>,
+    /// How the servers are spoken to that speak TLS.
+    tls: HashMap<SocketAddr, Arc<ReplicaTls>>,
     /// What in a request names its conversation.
     pub identity: IdentityRules,
     /// Serves requests that name no model: the only model, or the configured default.
@@ -41,6 +45,10 @@ pub struct Named {
     /// What the engine calls the model, where it is not to see the name that the client wrote.
     pub upstream: Option<Arc<str>>,
 }
+
+/// A replica is not configured any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
 
 /// A served model.
 #[derive(Debug)]
@@ -128,7 +136,20 @@ impl Table {
             (None, _) => None,
         };
         let identity = IdentityRules::new(config.session_headers.clone());
-        Table { models, by_name, identity, fallback, config }
+        let replicas = config.models.iter().flat_map(|model| &model.replicas);
+        let tls = replicas.filter_map(|replica| Some((replica.address, replica.tls.clone()?))).collect();
+        Table { models, by_name, tls, identity, fallback, config }
+    }
+
+    /// How a replica is spoken to: over TLS, or in the clear (`Ok(None)`).
+    ///
+    /// # Errors
+    /// When it wants TLS, and this table doesn't know it: a reload has taken it out meanwhile.
+    pub fn tls_of(&self, replica: &ReplicaSpec) -> Result<Option<&Arc<ReplicaTls>>, Gone> {
+        match replica.is_tls {
+            false => Ok(None),
+            true => self.tls.get(&replica.address).map(Some).ok_or(Gone),
+        }
     }
 
     /// What a client means by a name or an alias.
@@ -192,6 +213,7 @@ fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
             name: replica.name.clone(),
             address: replica.address,
             authority: replica.authority.clone(),
+            is_tls: replica.tls.is_some(),
             rank: replica.rank,
             drain: replica.drain,
         })

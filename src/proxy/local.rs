@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::dispatch::Table;
 
+use super::downstream;
 use super::endpoint::{Dialect, Local};
 use super::refusal::{Answer, served_names};
 
@@ -37,7 +38,7 @@ pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
         head.insert_header("allow", allow)?;
     }
     let is_head = session.req_header().method == http::Method::HEAD;
-    session.write_response_header(Box::new(head), is_head).await?;
+    downstream::write_head(session, Box::new(head), is_head).await?;
     if !is_head {
         session.write_response_body(Some(answer.body.into()), true).await?;
     }

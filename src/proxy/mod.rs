@@ -15,6 +15,7 @@ mod access_log;
 mod alarm;
 mod attempt;
 mod body;
+pub mod connection;
 mod context;
 mod down;
 mod downstream;
@@ -24,6 +25,7 @@ mod exchange;
 mod explain;
 mod first_event;
 mod forward;
+mod h2;
 mod hop_by_hop;
 mod identify;
 mod in_stream;
@@ -40,19 +42,19 @@ mod search;
 mod splice;
 mod trouble;
 mod upstream;
-pub mod watchdog;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use log::debug;
-use pingora::connectors::ConnectorOptions;
-use pingora::connectors::http::v1::Connector;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, Result};
 
+use crate::balancer::Outcome;
+use crate::connector::Connector;
 use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
@@ -151,6 +153,9 @@ impl ProxyHttp for Proxy {
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);
         }
+        if outcome == Outcome::Abandoned {
+            watchdog::abandoned();
+        }
         if let Some(error) = error {
             log_failure(error, outcome, context);
         }
@@ -178,8 +183,8 @@ enum Admitted {
 impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
-        let replicas = Connector::new(Some(ConnectorOptions::new(POOLED_MAX)));
-        // Pool 0 is the common one.
+        let replicas = Connector::new(POOLED_MAX);
+        // 0 is the common pool.
         Proxy { routing, open, memory, replicas, fresh_pools: AtomicU64::new(1) }
     }
 

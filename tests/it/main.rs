@@ -11,6 +11,7 @@ mod exactness;
 mod explain;
 mod failover;
 mod failure;
+mod h2;
 mod health;
 mod identity;
 mod keep_alive;

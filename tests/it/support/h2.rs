@@ -1,0 +1,201 @@
+//! A client that speaks HTTP/2 over TLS, stream by stream. It is h2's, as kvpin's server side is: what either of them could get
+//! wrong together, curl and nghttp2 are there for (`tests/edge`).
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Reason, RecvStream, SendStream};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use rustls::ClientConfig;
+use tokio::task::JoinHandle;
+
+use super::call::{Call, Framing};
+use super::client::{Head, Piece, Reply};
+use super::secure::{HOST, secure};
+use super::within;
+
+/// A connection of a client.
+pub struct Client {
+    requests: SendRequest<Bytes>,
+    /// Ends with the connection, and says how.
+    pub connection: JoinHandle<Result<(), h2::Error>>,
+}
+
+/// A request that has begun, and its response.
+pub struct Stream {
+    response: Option<ResponseFuture>,
+    outgoing: SendStream<Bytes>,
+    incoming: Option<RecvStream>,
+}
+
+/// How a body's end is told that has no length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With its last frame.
+    WithLast,
+    /// With an empty frame, as many clients do that stream.
+    Empty,
+    Trailers,
+}
+
+impl Client {
+    pub async fn connect(address: SocketAddr, config: ClientConfig) -> Self {
+        Client::with(address, config, Builder::new()).await
+    }
+
+    /// With settings of its own.
+    pub async fn with(address: SocketAddr, config: ClientConfig, settings: Builder) -> Self {
+        let stream = secure(address, config).await;
+        assert_eq!(super::secure::protocol(&stream).as_deref(), Some("h2"));
+        let (requests, connection) = within("an HTTP/2 handshake", settings.handshake(stream)).await.expect("HTTP/2");
+        Client { requests, connection: tokio::spawn(connection) }
+    }
+
+    /// Sends the whole request and waits for the whole response.
+    pub async fn call(&mut self, call: &Call) -> Reply {
+        self.send(call, Ending::WithLast).await.reply().await
+    }
+
+    /// Sends the whole request.
+    pub async fn send(&mut self, call: &Call, ending: Ending) -> Stream {
+        let mut stream = self.begin(call).await;
+        match call.framing {
+            Framing::Absent => {}
+            Framing::Length => stream.send(&call.body, true),
+            Framing::Chunks(size) => {
+                let frames = call.body.chunks(size).count();
+                for (number, frame) in call.body.chunks(size).enumerate() {
+                    stream.send(frame, ending == Ending::WithLast && number + 1 == frames);
+                }
+                match ending {
+                    Ending::WithLast if frames > 0 => {}
+                    Ending::WithLast | Ending::Empty => stream.send(b"", true),
+                    Ending::Trailers => stream.send_trailers(),
+                }
+            }
+        }
+        stream
+    }
+
+    /// Sends the head. The body is for the test to send.
+    pub async fn begin(&mut self, call: &Call) -> Stream {
+        let mut ready = within("room for a stream", self.requests.clone().ready()).await.expect("a connection");
+        let has_no_body = call.framing == Framing::Absent;
+        let (response, outgoing) = ready.send_request(request(call), has_no_body).expect("a request");
+        Stream { response: Some(response), outgoing, incoming: None }
+    }
+
+    /// Whether the server takes another stream, or has said that it takes none.
+    pub async fn takes_more(&mut self) -> bool {
+        within("room for a stream", self.requests.clone().ready()).await.is_ok()
+    }
+
+    /// Breaks the connection off, with everything on it.
+    pub async fn leave(self) {
+        self.connection.abort();
+        assert!(self.connection.await.is_err_and(|error| error.is_cancelled()), "it was still connected");
+    }
+
+    /// How the connection ends. Waits for that.
+    pub async fn ended(self) -> Result<(), h2::Error> {
+        drop(self.requests);
+        within("the connection's end", self.connection).await.expect("no panic")
+    }
+}
+
+impl Stream {
+    pub fn send(&mut self, data: &[u8], is_last: bool) {
+        // The server may have answered and want no more of it.
+        self.outgoing.send_data(Bytes::copy_from_slice(data), is_last).ok();
+    }
+
+    pub fn send_trailers(&mut self) {
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("1"))]);
+        self.outgoing.send_trailers(trailers).expect("sends trailers");
+    }
+
+    pub fn reset(&mut self, reason: Reason) {
+        self.outgoing.send_reset(reason);
+    }
+
+    /// The response's head.
+    pub async fn head(&mut self) -> Head {
+        self.try_head().await.unwrap_or_else(|error| panic!("no response: {error}"))
+    }
+
+    pub async fn try_head(&mut self) -> Result<Head, h2::Error> {
+        let response = within("a response", self.response.take().expect("asked for once")).await?;
+        let (parts, incoming) = response.into_parts();
+        self.incoming = Some(incoming);
+        let headers = parts
+            .headers
+            .iter()
+            .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
+        Ok(Head::of(parts.status.as_u16(), headers.collect()))
+    }
+
+    /// The next piece of the response's body, taken so that there is room for more.
+    pub async fn piece(&mut self) -> Piece {
+        let incoming = self.incoming.as_mut().expect("the head came first");
+        match within("a piece of the response", incoming.data()).await {
+            None => Piece::End,
+            Some(Err(_)) => Piece::Cut,
+            Some(Ok(data)) => {
+                incoming.flow_control().release_capacity(data.len()).expect("gives room back");
+                if data.is_empty() { Box::pin(self.piece()).await } else { Piece::Data(data) }
+            }
+        }
+    }
+
+    /// Waits until bytes of the body have come, and leaves them there.
+    pub async fn take_without_room(&mut self) -> Piece {
+        let incoming = self.incoming.as_mut().expect("the head came first");
+        match within("a piece of the response", incoming.data()).await {
+            None => Piece::End,
+            Some(Err(_)) => Piece::Cut,
+            Some(Ok(data)) => Piece::Data(data),
+        }
+    }
+
+    pub async fn reply(mut self) -> Reply {
+        let head = self.head().await;
+        let mut pieces = Vec::new();
+        loop {
+            match self.piece().await {
+                Piece::Data(data) => pieces.push(data),
+                Piece::End => return Reply { head, pieces, is_whole: true },
+                Piece::Cut => return Reply { head, pieces, is_whole: false },
+            }
+        }
+    }
+
+    /// The error that ends the response.
+    pub async fn error(&mut self) -> h2::Error {
+        if self.incoming.is_none() {
+            match self.try_head().await {
+                Ok(_) => {}
+                Err(error) => return error,
+            }
+        }
+        let incoming = self.incoming.as_mut().expect("a head");
+        loop {
+            match within("the stream's end", incoming.data()).await {
+                Some(Ok(data)) => incoming.flow_control().release_capacity(data.len()).expect("gives room back"),
+                Some(Err(error)) => return error,
+                None => panic!("the response came to a proper end"),
+            }
+        }
+    }
+}
+
+fn request(call: &Call) -> Request<()> {
+    let mut request = Request::builder().method(call.method).uri(format!("https://{HOST}{}", call.path));
+    for (name, value) in &call.headers {
+        request = request.header(name.as_str(), value.as_slice());
+    }
+    if call.framing == Framing::Length {
+        request = request.header("content-length", call.body.len());
+    }
+    request.body(()).expect("a request")
+}
