@@ -47,7 +47,7 @@ const GOODBYE_MAX: Duration = Duration::from_secs(5);
 /// Streams that were no requests at all, after which a connection is no client's.
 const MALFORMED_MAX: u32 = 32;
 
-/// Requests that their client gave up, after which a connection is looked at: when it has given up more than it has let be
+/// Requests that their client gave up, after which a connection is looked at: when it has let less than a third of them be
 /// answered, it is there for the work that it makes (CVE-2023-44487).
 const ABANDONED_MAX: u32 = 100;
 
@@ -229,7 +229,7 @@ impl Connection<'_> {
     }
 
     fn is_abused(&self) -> bool {
-        self.malformed >= MALFORMED_MAX || (self.abandoned >= ABANDONED_MAX && self.abandoned > self.answered)
+        self.malformed >= MALFORMED_MAX || (self.abandoned >= ABANDONED_MAX && self.abandoned / 2 > self.answered)
     }
 }
 

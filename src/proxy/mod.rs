@@ -153,7 +153,7 @@ impl ProxyHttp for Proxy {
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);
         }
-        if outcome == Outcome::Abandoned {
+        if outcome == Outcome::Abandoned || matches!(context.refusal, Some(Refusal::BodyCutShort)) {
             watchdog::abandoned();
         }
         if let Some(error) = error {

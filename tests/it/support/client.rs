@@ -250,11 +250,6 @@ impl Head {
         Head { status, headers }
     }
 
-    /// The names of its headers.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.headers.iter().map(|(name, _)| name.as_str())
-    }
-
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }

@@ -4,11 +4,14 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::client::{Builder, Connection, ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use rustls::ClientConfig;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio_rustls::client::TlsStream;
 
 use super::call::{Call, Framing};
 use super::client::{Head, Piece, Reply};
@@ -19,8 +22,17 @@ use super::within;
 pub struct Client {
     requests: SendRequest<Bytes>,
     /// Ends with the connection, and says how.
-    pub connection: JoinHandle<Result<(), h2::Error>>,
+    connection: JoinHandle<Ended>,
+    pause: oneshot::Sender<()>,
 }
+
+/// Why a connection is driven no longer.
+enum Ended {
+    Paused(Box<Wire>),
+    Closed(Result<(), h2::Error>),
+}
+
+type Wire = Connection<TlsStream<TcpStream>, Bytes>;
 
 /// A request that has begun, and its response.
 pub struct Stream {
@@ -49,7 +61,28 @@ impl Client {
         let stream = secure(address, config).await;
         assert_eq!(super::secure::protocol(&stream).as_deref(), Some("h2"));
         let (requests, connection) = within("an HTTP/2 handshake", settings.handshake(stream)).await.expect("HTTP/2");
-        Client { requests, connection: tokio::spawn(connection) }
+        Client::driving(requests, connection)
+    }
+
+    fn driving(requests: SendRequest<Bytes>, mut wire: Wire) -> Self {
+        let (pause, paused) = oneshot::channel();
+        let connection = tokio::spawn(async move {
+            tokio::select! {
+                closed = &mut wire => Ended::Closed(closed),
+                Ok(()) = paused => Ended::Paused(Box::new(wire)),
+            }
+        });
+        Client { requests, connection, pause }
+    }
+
+    /// From here on nothing is read and nothing is sent, until the client goes on with what this returns.
+    pub async fn pause(self) -> impl FnOnce() -> Client {
+        let Client { requests, connection, pause } = self;
+        pause.send(()).expect("it is connected");
+        match within("a pause", connection).await.expect("no panic") {
+            Ended::Paused(wire) => move || Client::driving(requests, *wire),
+            Ended::Closed(closed) => panic!("the connection has ended: {closed:?}"),
+        }
     }
 
     /// Sends the whole request and waits for the whole response.
@@ -93,14 +126,22 @@ impl Client {
 
     /// Breaks the connection off, with everything on it.
     pub async fn leave(self) {
-        self.connection.abort();
-        assert!(self.connection.await.is_err_and(|error| error.is_cancelled()), "it was still connected");
+        drop(self.pause().await);
     }
 
-    /// How the connection ends. Waits for that.
-    pub async fn ended(self) -> Result<(), h2::Error> {
-        drop(self.requests);
-        within("the connection's end", self.connection).await.expect("no panic")
+    /// How the connection ends without this side ending it. Waits for that.
+    pub async fn ended_by_server(self) -> Option<Reason> {
+        let Client { requests, connection, pause: _pause } = self;
+        let ended = closed(connection).await;
+        drop(requests);
+        ended
+    }
+
+    /// How the connection ends: in peace (`None`), or for a reason that the server gives. Waits for that.
+    pub async fn ended(self) -> Option<Reason> {
+        let Client { requests, connection, pause: _pause } = self;
+        drop(requests);
+        closed(connection).await
     }
 }
 
@@ -186,6 +227,14 @@ impl Stream {
                 None => panic!("the response came to a proper end"),
             }
         }
+    }
+}
+
+async fn closed(connection: JoinHandle<Ended>) -> Option<Reason> {
+    match within("the connection's end", connection).await.expect("no panic") {
+        // When both say goodbye at once, one of them finds nobody there any more.
+        Ended::Closed(closed) => closed.err().and_then(|error| error.reason()),
+        Ended::Paused(_) => panic!("nobody has asked for a pause"),
     }
 }
 

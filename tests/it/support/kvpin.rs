@@ -47,8 +47,13 @@ pub fn run(arguments: &[&str]) -> Output {
 
 /// Starts the binary with both of its outputs at hand. It logs all that an operator may ask for while looking for a fault.
 pub fn spawn(arguments: &[&str]) -> Child {
+    spawn_in(arguments, &[])
+}
+
+/// The same with more in its environment.
+fn spawn_in(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env("RUST_LOG", "debug").stdin(Stdio::null());
+    command.args(arguments).env("RUST_LOG", "debug").envs(environment.iter().copied()).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvpin starts")
 }
 
@@ -67,10 +72,15 @@ impl Kvpin {
 
     /// Starts with `config` and waits until it listens.
     pub async fn launch(config: &Value) -> Self {
+        Kvpin::launch_in(config, &[]).await
+    }
+
+    /// The same with more in its environment.
+    pub async fn launch_in(config: &Value, environment: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("kvpin.yaml");
         std::fs::write(&file, config.to_string()).expect("writes the configuration");
-        let mut child = spawn(&["run", "--config", file.to_str().expect("a path of text")]);
+        let mut child = spawn_in(&["run", "--config", file.to_str().expect("a path of text")], environment);
         let log = Log::of(child.stderr.take().expect("its stderr"));
         let address = log.address_after("listening on ").await;
         let admin = log.address_after("admin on ").await;
@@ -144,6 +154,13 @@ impl Kvpin {
         let page = self.metrics().await;
         let outcome = |outcome: &str| sum_of(&page, &format!("kvpin_reloads_total{{outcome=\"{outcome}\"}}"));
         (outcome("applied"), outcome("refused"))
+    }
+
+    /// What the process has in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/statm", self.child.id());
+        let pages = std::fs::read_to_string(path).expect("it runs").split(' ').nth(1).map(str::parse::<u64>);
+        pages.expect("a second number").expect("a number") * 4096
     }
 
     /// Sends a signal.
