@@ -16,7 +16,7 @@ use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, def
 use pingora::protocols::{Digest, Stream};
 use pingora::server::ShutdownWatch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use crate::config::Limits;
 
@@ -154,13 +154,7 @@ impl Connection<'_> {
                 }
             }
             if self.is_abused() {
-                warn!(
-                    "a connection is closed: {} of {} requests given up, {} malformed",
-                    self.abandoned,
-                    self.abandoned + self.answered,
-                    self.malformed
-                );
-                self.wire.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                self.throw_out().await;
                 break;
             }
         }
@@ -226,6 +220,21 @@ impl Connection<'_> {
         self.phase = Phase::Closing;
         self.wire.graceful_shutdown();
         self.quiet_until = (Instant::now() + GOODBYE_MAX).max(self.owed_until);
+    }
+
+    /// Says why, and closes.
+    async fn throw_out(&mut self) {
+        let (abandoned, requests) = (self.abandoned, self.abandoned + self.answered);
+        let client = self.digest.socket_digest.as_ref().and_then(|digest| digest.peer_addr());
+        let client = client.map_or("-".to_owned(), ToString::to_string);
+        warn!(
+            "client={client} gave up {abandoned} of its {requests} requests, and {} were none: its connection is closed",
+            self.malformed
+        );
+        self.wire.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        let said = std::future::poll_fn(|context| self.wire.poll_closed(context));
+        // However it ends, it ends here.
+        timeout(GOODBYE_MAX, said).await.ok();
     }
 
     fn is_abused(&self) -> bool {
