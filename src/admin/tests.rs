@@ -60,7 +60,7 @@ fn model(name: &str) -> Arc<Model> {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), balancer)),
+        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), Arc::default(), balancer)),
     })
 }
 
@@ -262,7 +262,7 @@ async fn connect() -> TcpStream {
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
     let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied });
+    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied, history: Arc::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();

@@ -25,7 +25,7 @@ pub struct Exchange {
     /// may ask for the next thing at once, and that would look as if it had left in the middle.
     has_ended: bool,
     /// Rings when the client is silent in the middle of its body. Only on HTTP/2, for which Pingora has none.
-    stall: Option<Alarm>,
+    body_alarm: Option<Alarm>,
 }
 
 /// What comes next.
@@ -65,8 +65,8 @@ impl Exchange {
         body_timeout: Duration,
     ) -> Result<Self> {
         let may_stall = session.as_http2().is_some() && !session.is_body_done();
-        let stall = may_stall.then(|| Alarm::new(Some(body_timeout)));
-        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false, stall };
+        let body_alarm = may_stall.then(|| Alarm::new(Some(body_timeout)));
+        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false, body_alarm };
         let head = request_head::for_replica(session, context)?;
         exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
         let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
@@ -98,11 +98,11 @@ impl Exchange {
                     let is_last = session.is_body_done() || piece.is_none();
                     let piece = outgoing(session, context, piece.unwrap_or_default())?;
                     self.send(session, piece, is_last).await?;
-                    if let Some(stall) = &mut self.stall {
-                        stall.put_off();
+                    if let Some(alarm) = &mut self.body_alarm {
+                        alarm.put_off();
                     }
                 }
-                () = rings(&mut self.stall), if !is_sent && !is_refused => return Err(downstream::stalled()),
+                () = rings(&mut self.body_alarm), if !is_sent && !is_refused => return Err(downstream::stalled()),
                 () = alarm.rings() => return Ok(Event::Silence),
             }
         }

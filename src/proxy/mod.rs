@@ -40,6 +40,7 @@ mod request_head;
 mod response_head;
 mod search;
 mod splice;
+mod stall;
 mod trouble;
 mod upstream;
 mod watchdog;
