@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pingora::connectors::{ConnectorOptions, TransportConnector};
-use pingora::protocols::http::v1::client::HttpSession;
 use pingora::protocols::l4::stream::Stream as TcpStream;
 use pingora::protocols::{Stream, tls as handshakes};
 use pingora::tls::TlsConnector;
@@ -54,14 +53,14 @@ impl Connector {
         Connector { transport: TransportConnector::new(Some(options)) }
     }
 
-    /// A connection for one request, and whether it is a pooled one.
+    /// A connection, and whether it is a pooled one.
     ///
     /// # Errors
     /// When there is none within the time that the options give for it, or the server isn't who it has to be; see
     /// [`down_reason`].
-    pub async fn connect(&self, to: &Destination<'_>) -> Result<(HttpSession, bool)> {
+    pub async fn connect(&self, to: &Destination<'_>) -> Result<(Stream, bool)> {
         if let Some(stream) = self.transport.reused_stream(&to.peer).await {
-            return Ok((HttpSession::new_with_options(stream, &to.peer), true));
+            return Ok((stream, true));
         }
         let stream = match (to.tls, to.peer.total_connection_timeout()) {
             (None, _) => self.transport.new_stream(&to.peer).await?,
@@ -70,15 +69,12 @@ impl Connector {
                 Error::e_explain(ErrorType::ConnectTimedout, format!("no TLS within {patience:?}"))
             })?,
         };
-        Ok((HttpSession::new_with_options(stream, &to.peer), false))
+        Ok((stream, false))
     }
 
-    /// Takes a connection back whose request has been answered. It is closed if it can't be used again.
-    pub async fn release(&self, mut session: HttpSession, to: &Destination<'_>, idle_max: Option<Duration>) {
-        session.respect_keepalive();
-        if let Some(stream) = session.reuse().await {
-            self.transport.release_stream(stream, to.peer.reuse_hash(), idle_max);
-        }
+    /// Keeps a connection that can be used again.
+    pub fn release(&self, stream: Stream, to: &Destination<'_>, idle_max: Duration) {
+        self.transport.release_stream(stream, to.peer.reuse_hash(), Some(idle_max));
     }
 
     async fn secured(&self, to: &Destination<'_>, tls: &ReplicaTls) -> Result<Stream> {

@@ -31,6 +31,7 @@ use crate::dispatch::{EventKind, Reloaded, Routing};
 use crate::metrics::Metrics;
 use crate::proxy::connection::Listener;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::tls::ListenerTls;
 use crate::{admin, proxy, replica};
 
 /// How often a drain looks whether the last request has ended.
@@ -73,6 +74,7 @@ impl Server {
             config.listen.iter().map(|listener| bind(listener.address, &fds)).collect::<anyhow::Result<Vec<_>>>()?;
         let admin = config.admin.map(|address| bind(address, &fds)).transpose()?;
         let routing = Arc::new(Routing::new(config, KeySecret::new(secret), Metrics::new()?));
+        show_certificates(&routing, &listen);
         let (shutdown, on_shutdown) = watch::channel(false);
         let open = OpenRequests::default();
 
@@ -135,6 +137,7 @@ impl Server {
                 "refused"
             }
             Reloaded::Applied(changes) => {
+                show_certificates(&self.routing, &self.listen);
                 for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
                     warn!("{warning}");
                 }
@@ -172,6 +175,20 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
         .enable_all()
         .build()
         .context("can't start the runtime")
+}
+
+/// Has the metrics say when the certificates of the current table run out. Of several for one host, the one that does first.
+fn show_certificates(routing: &Routing, listen: &[SocketAddr]) {
+    let expiry = &routing.metrics.certificates_expire;
+    expiry.reset();
+    for (address, listener) in listen.iter().zip(&routing.table().config.listen) {
+        for certificate in listener.tls.iter().flat_map(ListenerTls::certificates) {
+            let host = certificate.names().first().map_or("-", String::as_str);
+            let gauge = expiry.with_label_values(&[address.to_string().as_str(), host]);
+            let known = Some(gauge.get()).filter(|known| *known != 0);
+            gauge.set(certificate.expires_s().min(known.unwrap_or(i64::MAX)));
+        }
+    }
 }
 
 /// What the admin listener may know of the proxy.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use log::{debug, warn};
 use pingora::Result;
+use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 
 use crate::balancer::{Evidence, ReplicaSpec};
@@ -51,10 +52,11 @@ impl Proxy {
         let Ok(destination) = self.destination(&table, lease.replica(), context.reconnected) else {
             return Ok(Some((Trouble::Unreachable(None), None)));
         };
-        let (mut replica, is_pooled) = match self.replicas.connect(&destination).await {
+        let (connection, is_pooled) = match self.replicas.connect(&destination).await {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
+        let mut replica = HttpSession::new_with_options(connection, &destination.peer);
         // Pingora's own loop sets it; its connector doesn't.
         replica.write_timeout = destination.peer.options.write_timeout;
         let mut attempt = Attempt::new(self, session, context);
@@ -65,8 +67,11 @@ impl Proxy {
             (Opening::Good(_), None) => return Err(context.refused(Refusal::Internal)),
         };
         attempt.relay(answer, &mut exchange).await?;
-        if let Some(replica) = exchange.into_reusable() {
-            self.replicas.release(replica, &destination, Some(UPSTREAM_IDLE)).await;
+        if let Some(mut replica) = exchange.into_reusable() {
+            replica.respect_keepalive();
+            if let Some(connection) = replica.reuse().await {
+                self.replicas.release(connection, &destination, UPSTREAM_IDLE);
+            }
         }
         Ok(None)
     }

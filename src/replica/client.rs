@@ -88,10 +88,14 @@ impl Client {
     async fn exchange(&self, to: &Destination<'_>, server: &Server, path: &str) -> Result<Vec<u8>, Lost> {
         let connected = self.connector.connect(to).await;
         self.say(server, connected.as_ref().err());
-        let (mut session, reused) = connected.map_err(|error| Lost { failure: failure(&error), reused: false })?;
+        let (stream, reused) = connected.map_err(|error| Lost { failure: failure(&error), reused: false })?;
+        let mut session = HttpSession::new_with_options(stream, &to.peer);
         let answer = ask(&mut session, server, path).await.map_err(|failure| Lost { failure, reused })?;
         let status = session.resp_header().map_or(0, |head| head.status.as_u16());
-        self.connector.release(session, to, Some(IDLE_MAX)).await;
+        session.respect_keepalive();
+        if let Some(stream) = session.reuse().await {
+            self.connector.release(stream, to, IDLE_MAX);
+        }
         if status == 200 { Ok(answer) } else { Err(Lost { failure: Failure::Status(status), reused }) }
     }
 }

@@ -90,6 +90,22 @@ async fn an_idle_connection_is_told_that_it_ends_and_a_stream_outlives_every_lim
 }
 
 #[tokio::test]
+async fn a_client_is_told_what_it_may_send_before_it_is_read() {
+    let (edge, _hand) = with_limits(json!({ "head_bytes_max": "16KiB" })).await;
+    let mut stream = secure(edge.address(), edge.authority.client(&["h2"])).await;
+    stream.write_all(PREFACE).await.expect("sends");
+    let (kind, settings) = frame(&mut stream).await;
+    assert_eq!(kind, 4);
+    let told: Vec<_> = settings
+        .chunks(6)
+        .map(|pair| (pair[1], u32::from_be_bytes(pair[2..].try_into().expect("four bytes"))))
+        .collect();
+    for (setting, value) in [(3, 100), (4, 1 << 20), (6, 32 << 10)] {
+        assert!(told.contains(&(setting, value)), "{setting} among {told:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_ends_is_told_so_first_and_what_was_on_its_way_is_served() {
     let (edge, _hand) = with_limits(json!({ "head_timeout_s": 1 })).await;
     let mut stream = secure(edge.address(), edge.authority.client(&["h2"])).await;

@@ -266,6 +266,9 @@ async fn an_expired_certificate_and_a_key_for_everybody_are_served_and_warned_of
     edge.kvpin.until_logged("every user of this machine can read the key").await;
     let error = try_secure(edge.address(), edge.authority.client(&[]), HOST).await.expect_err("it has expired");
     assert!(error.to_string().contains("expired"), "{error}");
+    let expiry =
+        format!("kvpin_certificate_expiry_timestamp_seconds{{host=\"kvpin.test\",listen=\"{}\"}}", edge.address());
+    assert_eq!(edge.kvpin.metric(&expiry).await, 978_307_200.0);
     let path = edge.directory().join("kvpin.yaml");
     fs::write(&path, edge.config.to_string()).expect("writes");
     let output = run(&["check", "--config", path.to_str().expect("text")]);
