@@ -163,13 +163,13 @@ async fn converse(edge: Arc<Edge>, number: usize, stop: Arc<AtomicBool>, turns: 
     let mut home: Option<String> = None;
     while !stop.load(Ordering::Relaxed) {
         let turn = turns.fetch_add(1, Ordering::Relaxed);
-        let reply: Reply = if number % 2 == 0 {
-            if h1.is_none() || turn % 5 == 0 {
+        let reply: Reply = if number.is_multiple_of(2) {
+            if h1.is_none() || turn.is_multiple_of(5) {
                 h1 = Some(edge.h1().await);
             }
             h1.as_mut().expect("a connection").call(&call).await
         } else {
-            if h2.is_none() || turn % 5 == 0 {
+            if h2.is_none() || turn.is_multiple_of(5) {
                 h2 = Some(edge.h2().await);
             }
             h2.as_mut().expect("a connection").send(&call, Ending::Empty).await.reply().await
