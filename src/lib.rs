@@ -18,6 +18,7 @@
 //!                  balancer   decides: affinity, placement, spill, health   PURE
 //!
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
+//!        keys           who is asking: API keys, what each may do and uses
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
 //! ```
@@ -25,8 +26,9 @@
 //! # The path of a request
 //!
 //! 1. Pingora accepts a connection. [`proxy`] secures it where its listener has TLS, and has Pingora read the head: of one
-//!    request after the other, or on HTTP/2 of many at a time, each in a task of its own. It checks the head's size and looks the path up among the
-//!    endpoints it knows. A path that isn't there doesn't exist.
+//!    request after the other, or on HTTP/2 of many at a time, each in a task of its own. It checks the head's size and looks
+//!    the path up among the endpoints it knows. A path that isn't there doesn't exist. [`keys`] says whose the API key is
+//!    that the head shows, and whether there is a place for him. Of who has none, nothing more is read.
 //! 2. [`conversation`] looks in the head for the session. What the head doesn't say, it looks for in the body as it
 //!    arrives, and stops at the byte where it has its answer. Of a conversation that isn't known it takes the fingerprint of
 //!    the history too, from what is at hand. What was read is kept.
@@ -40,9 +42,9 @@
 //!
 //! # Who may call whom
 //!
-//! `cli -> server -> {proxy, replica, admin} -> dispatch -> balancer -> conversation`. [`config`], [`conversation`] and
-//! [`metrics`] are leaves, and so is [`tls`], which [`config`] has read the files. [`proxy`] and [`replica`] reach servers
-//! through [`connector`]. The edges share what they must through [`dispatch::Routing`].
+//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`] and
+//! [`metrics`] are leaves, and so is [`config`] with [`tls`] below it. [`proxy`] and [`replica`] reach servers through
+//! [`connector`]. The edges share what they must through [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
@@ -61,7 +63,12 @@
 //! - A handshake goes by the table that is current when the connection comes, and reads no file. A replica with TLS is sent
 //!   nothing before it has shown who it is, and is never spoken to otherwise.
 //! - Every table, buffer, list and retry has a bound.
-//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys (private ones too) and paths reach no log and no metric.
+//! - A key of a conversation is of one caller: it holds the name of the API key. No alias, history or parent leads from one
+//!   caller's conversations to another's.
+//! - The model that an engine reads in a body is the one that the caller was allowed. Where that matters, the body is read to
+//!   its end first, and has one reading.
+//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys (private ones too) and paths reach no log and no
+//!   metric. No API key reaches an engine but its own.
 //!
 //! # What is absent on purpose
 //!
@@ -80,6 +87,7 @@ pub mod config;
 pub mod connector;
 pub mod conversation;
 pub mod dispatch;
+pub mod keys;
 pub mod metrics;
 pub mod proxy;
 pub mod replica;

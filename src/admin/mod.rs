@@ -1,8 +1,9 @@
-//! The loopback listener for operators: metrics for Prometheus, the status as JSON, liveness, and draining.
+//! The listener for operators, on loopback or behind a token: metrics for Prometheus, the status as JSON, liveness, and draining.
 //!
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
-//! of a request stands on any of them.
+//! of a request stands on any of them, only the names of API keys.
 
+mod access;
 pub mod books;
 pub mod conversations;
 pub mod drain;
@@ -27,6 +28,7 @@ use serde_json::json;
 
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
+use crate::keys::{KeyRing, KeySnapshot};
 
 pub use status::Status;
 
@@ -57,6 +59,8 @@ pub struct View {
     pub open_requests: usize,
     /// In the order of the configuration.
     pub models: Vec<(Arc<Model>, Snapshot)>,
+    /// In the order of the keys file; empty where there is none.
+    pub keys: Vec<KeySnapshot>,
 }
 
 /// A page, before it is an HTTP response.
@@ -106,6 +110,14 @@ pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied, his
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let head = session.req_header();
+        let table = self.routing.table();
+        let token = table.config.admin_token.as_ref().map(|token| &token.secret);
+        if let Err(page) = access::check(&head.method, head.uri.path(), &head.headers, token) {
+            let is_head = head.method == Method::HEAD;
+            // The request may have a body, which nobody is going to read.
+            session.set_keepalive(None);
+            return page.response(is_head);
+        }
         let posted = match (&head.method, head.uri.path()) {
             (&Method::POST, EXPLAIN) => Some(self.explain(session).await),
             (&Method::POST, DRAIN) => Some(self.order(session, Order::Drain).await),
@@ -214,7 +226,12 @@ impl Admin {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
-        View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
+        View {
+            uptime: self.routing.uptime(),
+            open_requests: (self.proxied.count_open)(),
+            models: models.collect(),
+            keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
+        }
     }
 }
 
@@ -262,6 +279,9 @@ impl Page {
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(self.content_type));
         headers.insert(header::CONTENT_LENGTH, length.into());
         headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+        }
         if let Some(methods) = self.allow {
             headers.insert(header::ALLOW, header::HeaderValue::from_static(methods));
         }

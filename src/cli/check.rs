@@ -63,6 +63,7 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "errors": [],
             "warnings": config.warnings(),
             "listen": config.listen.iter().map(listener_json).collect::<Vec<_>>(),
+            "keys": config.keys.as_ref().map(|keys| keys.keys.iter().map(|key| &key.name).collect::<Vec<_>>()),
             "models": config.models.iter().map(model_json).collect::<Vec<_>>(),
         }),
         Err(err) => json!({
@@ -144,6 +145,9 @@ impl fmt::Display for Summary<'_> {
         match config.admin {
             Some(address) => writeln!(f, "admin {address}")?,
             None => writeln!(f, "admin off")?,
+        }
+        if let Some(keys) = &config.keys {
+            writeln!(f, "{} keys in {}", keys.keys.len(), keys.file.display())?;
         }
         if let Some(name) = &config.default_model {
             writeln!(f, "default model {name}")?;

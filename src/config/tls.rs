@@ -287,4 +287,18 @@ mod tests {
         assert_eq!(running.restart_needed(&plain), ["listen"]);
         assert_eq!(running.changes(&plain), ["listen: [127.0.0.1:1 with tls] -> [127.0.0.1:1]"]);
     }
+
+    #[test]
+    fn where_clients_need_a_certificate_they_need_no_other_key() {
+        let directory = directory();
+        issue(directory.path(), "a", &["a.example"]);
+        let text = |more: &str| {
+            let tls = format!("{{certificate: a.pem, key: a-key.pem{more}}}");
+            with_listener(&tls).replace("127.0.0.1:1'", "0.0.0.0:1'")
+        };
+        let refusal = read(directory.path(), &text("")).expect_err("everybody could use the GPUs").to_string();
+        assert!(refusal.contains("have clients need a certificate (`tls.client_ca`)"), "{refusal}");
+        let config = read(directory.path(), &text(", client_ca: a.pem")).expect("a configuration");
+        assert_eq!(config.warnings(), [""; 0]);
+    }
 }

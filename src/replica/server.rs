@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use crate::balancer::{Balancer, ReplicaId, ReplicaSpec};
 use crate::dispatch::{Model, Table};
 use crate::tls::ReplicaTls;
@@ -16,6 +18,8 @@ pub struct Server {
     pub authority: String,
     /// How it is spoken to over TLS.
     pub tls: Option<Arc<ReplicaTls>>,
+    /// What the engine is shown, if it asks for a key. vLLM does so for what is under `/v1` only, and takes it everywhere.
+    pub authorization: Option<HeaderValue>,
     pub replicas: Vec<Replica>,
 }
 
@@ -39,6 +43,8 @@ pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
                 address: spec.address,
                 authority: spec.authority.clone(),
                 tls: tls.cloned(),
+                // A server is one model's.
+                authorization: model.upstream_authorization.clone(),
                 replicas: Vec::new(),
             });
             server.replicas.push(Replica { model: Arc::clone(model), id, spec });

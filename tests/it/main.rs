@@ -17,6 +17,7 @@ mod h2_limits;
 mod health;
 mod identity;
 mod keep_alive;
+mod keys;
 mod metrics;
 mod models;
 mod pins;

@@ -202,7 +202,7 @@ async fn without_a_ca_file_the_systems_authorities_are_believed() {
     let front = Front::start(recorder.address(), &authority.issue(&["127.0.0.1"]), None).await;
     let config = with(json!({ "url": front.url(), "name": "r" }));
     let file = ca_file.as_str().expect("a path");
-    let kvpin = Kvpin::launch_in(&config, &[("SSL_CERT_FILE", file)]).await;
+    let kvpin = Kvpin::launch_in(&config, &[], &[("SSL_CERT_FILE", file)]).await;
     kvpin.until_health("up", |_| true).await;
     assert_eq!(kvpin.call(&turn()).await.status(), 200);
 }
@@ -211,7 +211,7 @@ async fn without_a_ca_file_the_systems_authorities_are_believed() {
 async fn a_machine_without_authorities_serves_as_long_as_none_is_needed() {
     let recorder = Recorder::start();
     let nowhere = [("SSL_CERT_FILE", "/nowhere/ca.pem"), ("SSL_CERT_DIR", "/nowhere")];
-    let kvpin = Kvpin::launch_in(&with(json!(recorder.url())), &nowhere).await;
+    let kvpin = Kvpin::launch_in(&with(json!(recorder.url())), &[], &nowhere).await;
     kvpin.until_health("up", |_| true).await;
     assert_eq!(kvpin.call(&turn()).await.status(), 200);
     // One that needs them is refused, by a reload as at the start.

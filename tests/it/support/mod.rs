@@ -8,6 +8,7 @@ pub mod edge;
 pub mod front;
 pub mod h2;
 pub mod hand;
+pub mod keys;
 pub mod kvpin;
 pub mod recorder;
 pub mod replicas;
