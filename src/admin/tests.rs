@@ -262,7 +262,7 @@ async fn connect() -> TcpStream {
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
     let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied, history: Arc::default() });
+    let admin = Arc::new(Admin::new(Arc::new(routing), proxied, Arc::default()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
@@ -288,7 +288,7 @@ async fn get(path: &str) -> (String, String) {
 #[tokio::test]
 async fn every_page_is_served_with_its_type() {
     for (path, content_type, word) in [
-        ("/", "text/plain; charset=utf-8", "/api/v1/status"),
+        ("/api", "text/plain; charset=utf-8", "/api/v1/status"),
         ("/health", "application/json", "ok"),
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
         ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
