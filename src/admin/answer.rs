@@ -37,6 +37,10 @@ impl Answer {
         Answer { status, ..Answer::ok(JSON, body) }
     }
 
+    pub fn not_found() -> Self {
+        Answer::error(StatusCode::NOT_FOUND, "there is no such page; /api lists those that there are")
+    }
+
     pub fn wrong_method(allow: &'static str, message: &str) -> Self {
         Answer::error(StatusCode::METHOD_NOT_ALLOWED, message).with(header::ALLOW, HeaderValue::from_static(allow))
     }

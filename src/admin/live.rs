@@ -58,11 +58,12 @@ impl Live {
         }
     }
 
-    /// Sends events until the reader goes or falls asleep, or the process is to end.
+    /// Sends events until the reader goes, falls asleep or isn't welcome any more, or the process is to end.
     pub async fn stream(
         &self,
         session: &mut ServerSession,
         shutdown: &ShutdownWatch,
+        is_welcome: impl Fn() -> bool,
         render: impl Fn() -> serde_json::Result<Vec<u8>>,
     ) -> Result<()> {
         let mut shutdown = shutdown.clone();
@@ -79,6 +80,9 @@ impl Live {
                 _ = session.read_body_or_idle(true) => return Ok(()),
                 _ = shutdown.wait_for(|is_shutdown| *is_shutdown) => return Ok(()),
             }
+            if !is_welcome() {
+                return Ok(());
+            }
             session.write_response_body(self.event(&render)?, false).await?;
         }
     }
@@ -89,7 +93,8 @@ impl Live {
         if let Some((_, event)) = newest.as_ref().filter(|(at, _)| at.elapsed() < SHARED_FOR) {
             return Ok(event.clone());
         }
-        let status = render().map_err(|error| Error::because(ErrorType::InternalError, "rendering the status", error))?;
+        let status =
+            render().map_err(|error| Error::because(ErrorType::InternalError, "rendering the status", error))?;
         // JSON has no line breaks outside its strings, and in them none that isn't escaped.
         let event = Bytes::from([b"data: ".as_slice(), &status, b"\n\n"].concat());
         *newest = Some((Instant::now(), event.clone()));

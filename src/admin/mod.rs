@@ -1,10 +1,12 @@
-//! The loopback listener for operators: a page for the browser, metrics for Prometheus, the status as JSON, liveness, and
-//! draining.
+//! The listener for operators, on loopback or behind a token: a page for the browser, metrics for Prometheus, the status as
+//! JSON, liveness, and draining.
 //!
 //! Every answer is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
-//! of a request stands on any of them.
+//! of a request stands on any of them, only the names of API keys.
 
+mod access;
 mod answer;
+pub mod books;
 pub mod conversations;
 pub mod drain;
 pub mod history;
@@ -33,6 +35,7 @@ use serde_json::json;
 
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
+use crate::keys::{KeyRing, KeySnapshot};
 
 pub use status::Status;
 
@@ -68,6 +71,8 @@ pub struct View {
     pub open_requests: usize,
     /// In the order of the configuration.
     pub models: Vec<(Arc<Model>, Snapshot)>,
+    /// In the order of the keys file; empty where there is none.
+    pub keys: Vec<KeySnapshot>,
 }
 
 const EXPLAIN: &str = "/api/v1/explain";
@@ -138,27 +143,43 @@ impl Admin {
 
     async fn serve(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<()> {
         let head = session.req_header();
+        if let Err(answer) = self.admit(head) {
+            // The request may have a body, which nobody is going to read.
+            session.set_keepalive(None);
+            return answer.write(session).await;
+        }
         let answer = match (&head.method, head.uri.path()) {
             (&Method::POST, EXPLAIN) => self.explain(session).await,
             (&Method::POST, DRAIN) => self.order(session, Order::Drain).await,
             (&Method::POST, UNDRAIN) => self.order(session, Order::Undrain).await,
             (&Method::GET, LIVE) => match self.live.seat() {
-                Ok(_seat) => return self.live.stream(session, shutdown, || self.status_json()).await,
+                Ok(_seat) => return self.live(session, shutdown).await,
                 Err(answer) => answer,
             },
             _ => self.read_only(head),
         };
         if answer.status == StatusCode::METHOD_NOT_ALLOWED {
-            // The request may have a body, which nobody is going to read.
             session.set_keepalive(None);
         }
         answer.write(session).await
     }
 
+    /// Whether whoever sent this may have an answer to it.
+    fn admit(&self, head: &RequestHeader) -> std::result::Result<(), Answer> {
+        let table = self.routing.table();
+        let token = table.config.admin_token.as_ref().map(|token| &token.secret);
+        access::check(head, token)
+    }
+
+    /// Streams the status for as long as the reader may have it: a reload may have changed the token.
+    async fn live(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<()> {
+        let head = session.req_header().clone();
+        self.live.stream(session, shutdown, || self.admit(&head).is_ok(), || self.status_json()).await
+    }
+
     /// The answers that can only be read.
     fn read_only(&self, head: &RequestHeader) -> Answer {
-        let path = head.uri.path();
-        let render: fn(&Self, &str) -> Answer = match path {
+        let render: fn(&Self, &RequestHeader) -> Answer = match head.uri.path() {
             "/api" => |_, _| Answer::ok(TEXT, CONTENTS),
             "/health" => |_, _| Answer::ok(JSON, r#"{"status":"ok"}"#),
             "/metrics" => |admin, _| admin.metrics(),
@@ -166,19 +187,15 @@ impl Admin {
             "/api/v1/conversations" => |admin, _| admin.conversations(),
             "/api/v1/history" => Self::history,
             LIVE => |_, _| Answer::ok(live::CONTENT_TYPE, ""),
+            path if page::has(path) => |admin, head| admin.page.answer(head),
             EXPLAIN => return Answer::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Answer::wrong_method("POST", "POST a model and a replica"),
-            _ => match self.page.answer(path, &head.headers) {
-                Some(answer) if is_read(&head.method) => return answer,
-                Some(_) => return Answer::wrong_method("GET, HEAD", "this page can only be read"),
-                None => return Answer::error(StatusCode::NOT_FOUND, "there is no such page; /api lists those that there are"),
-            },
+            _ => return Answer::not_found(),
         };
-        if is_read(&head.method) {
-            render(self, head.uri.query().unwrap_or_default())
-        } else {
-            Answer::wrong_method("GET, HEAD", "this page can only be read")
+        if head.method != Method::GET && head.method != Method::HEAD {
+            return Answer::wrong_method("GET, HEAD", "this page can only be read");
         }
+        render(self, head)
     }
 
     /// Explains the raw request that is the body of this one.
@@ -238,7 +255,8 @@ impl Admin {
         Answer::json(&json!({ "models": models }))
     }
 
-    fn history(&self, query: &str) -> Answer {
+    fn history(&self, head: &RequestHeader) -> Answer {
+        let query = head.uri.query().unwrap_or_default();
         let word = query.split('&').find_map(|pair| pair.strip_prefix("range=")).unwrap_or("1h");
         let Some(range) = Range::parse(word) else {
             return Answer::error(StatusCode::BAD_REQUEST, "the range is 1h (the default) or 1w");
@@ -254,12 +272,13 @@ impl Admin {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
-        View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
+        View {
+            uptime: self.routing.uptime(),
+            open_requests: (self.proxied.count_open)(),
+            models: models.collect(),
+            keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
+        }
     }
-}
-
-fn is_read(method: &Method) -> bool {
-    *method == Method::GET || *method == Method::HEAD
 }
 
 /// The whole body of a request.

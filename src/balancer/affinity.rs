@@ -34,6 +34,9 @@ pub struct Held {
     pub lost: u32,
     /// Pinned elsewhere by now, but back here if their turn in flight there fails.
     pub fallback: u32,
+    /// Tokens of the active ones, as far as turns of them were measured: what they want to find in the cache. A beginning that
+    /// several have in common counts with each.
+    pub active_tokens: u64,
 }
 
 /// Bounds of the table.
@@ -193,8 +196,16 @@ impl Affinity {
 
     /// A turn of the conversation was measured.
     pub fn measure(&mut self, key: ConversationKey, tokens: Tokens) {
-        if let Some(pin) = self.active.get_mut(&key).or_else(|| self.idle.get_mut(&key)) {
-            pin.measure(tokens);
+        let Some(pin) = self.active.get_mut(&key) else {
+            // A turn that ends touches its pin first, so this is one that was forgotten meanwhile.
+            return;
+        };
+        let before = pin.footprint();
+        pin.measure(tokens);
+        let pin = *pin;
+        if self.has_claim(&pin) {
+            let held = self.count(pin.replica);
+            held.active_tokens = held.active_tokens - before + pin.footprint();
         }
     }
 
@@ -269,8 +280,10 @@ impl Affinity {
     fn take(&mut self, key: ConversationKey) -> Option<Pin> {
         let pin = if let Some(pin) = self.active.remove(&key) {
             *self.place_of(&pin, List::Active) -= 1;
-            if self.is_relative(&pin) {
-                self.count(pin.replica).relatives -= 1;
+            if self.has_claim(&pin) {
+                let held = self.count(pin.replica);
+                held.relatives -= u32::from(pin.has_parent);
+                held.active_tokens -= pin.footprint();
             }
             pin
         } else {
@@ -286,8 +299,10 @@ impl Affinity {
 
     fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
         *self.place_of(&pin, List::Active) += 1;
-        if self.is_relative(&pin) {
-            self.count(pin.replica).relatives += 1;
+        if self.has_claim(&pin) {
+            let held = self.count(pin.replica);
+            held.relatives += u32::from(pin.has_parent);
+            held.active_tokens += pin.footprint();
         }
         if let Some(previous) = pin.previous {
             self.count(previous).fallback += 1;
@@ -306,11 +321,6 @@ impl Affinity {
         }
     }
 
-    /// Whether a pin that is active counts among the relatives.
-    fn is_relative(&self, pin: &Pin) -> bool {
-        pin.has_parent && self.has_claim(pin)
-    }
-
     fn count(&mut self, replica: ReplicaId) -> &mut Held {
         let index = replica.index();
         if index >= self.held.len() {
@@ -326,7 +336,10 @@ impl Affinity {
         for pin in self.active.values() {
             let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
             *if has_claim { &mut held.active } else { &mut held.lost } += 1;
-            held.relatives += u32::from(self.is_relative(pin));
+            if has_claim {
+                held.relatives += u32::from(pin.has_parent);
+                held.active_tokens += pin.footprint();
+            }
         }
         for (key, pin) in &self.idle {
             let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));

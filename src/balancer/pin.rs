@@ -86,6 +86,11 @@ impl Pin {
         (tokens.prompt > 0).then_some(tokens)
     }
 
+    /// Tokens of KV cache that its next turn wants to find; 0 until a turn was measured.
+    pub fn footprint(&self) -> u64 {
+        u64::from(self.prompt_tokens) + u64::from(self.completion_tokens)
+    }
+
     pub fn measure(&mut self, tokens: Tokens) {
         let Tokens { prompt, completion, mark, was_spilled } = tokens;
         (self.prompt_tokens, self.completion_tokens) = (prompt, completion);

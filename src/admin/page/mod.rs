@@ -5,6 +5,7 @@ use std::hash::{Hash as _, Hasher as _};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use pingora::http::RequestHeader;
 use siphasher::sip::SipHasher13;
 
 use super::answer::Answer;
@@ -64,14 +65,21 @@ const FILES: &[File] = &[
     file!("words.js", SCRIPT),
 ];
 
+/// Whether a path is that of a file of the page.
+pub(super) fn has(path: &str) -> bool {
+    FILES.iter().any(|file| file.path == path)
+}
+
 impl Page {
     pub fn new() -> Self {
         Page { files: FILES.iter().map(|file| (file, mark_of(file.content))).collect() }
     }
 
     /// The file at a path, or that the reader's copy of it is still good.
-    pub fn answer(&self, path: &str, request: &HeaderMap) -> Option<Answer> {
-        let (file, mark) = self.files.iter().find(|(file, _)| file.path == path)?;
+    pub fn answer(&self, request: &RequestHeader) -> Answer {
+        let Some((file, mark)) = self.files.iter().find(|(file, _)| file.path == request.uri.path()) else {
+            return Answer::not_found();
+        };
         let body = Bytes::from_static(file.content.as_bytes());
         let mut answer = Answer::ok(file.content_type, body)
             .with(header::ETAG, mark.clone())
@@ -79,10 +87,10 @@ impl Page {
             .with(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
             .with(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY))
             .with(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-        if has_mark(request, mark) {
+        if has_mark(&request.headers, mark) {
             answer.status = StatusCode::NOT_MODIFIED;
         }
-        Some(answer)
+        answer
     }
 }
 
@@ -114,32 +122,34 @@ mod tests {
 
     #[test]
     fn what_a_file_refers_to_is_a_file_of_the_page() {
-        let served = |path: &str| FILES.iter().any(|file| file.path == path);
+        let mut references = 0;
         for file in FILES {
-            let quoted = file.content.split(['"', '\'']).skip(1).step_by(1);
-            for word in quoted.filter(|word| !word.contains(char::is_whitespace)) {
-                if let Some(name) = word.strip_prefix("./") {
-                    assert!(served(&format!("/page/{name}")), "{name} of {}", file.path);
-                } else if word.starts_with("/page/") {
-                    assert!(served(word), "{word} of {}", file.path);
-                }
+            for word in file.content.split(['"', '\'']).filter(|word| !word.contains(char::is_whitespace)) {
+                let path = match word.strip_prefix("./") {
+                    Some(name) => format!("/page/{name}"),
+                    None if word.starts_with("/page/") => word.to_owned(),
+                    None => continue,
+                };
+                references += 1;
+                assert!(has(&path), "{path} in {}", file.path);
             }
         }
+        assert!(references > FILES.len(), "each but the first is referred to, and some often");
     }
 
     #[test]
     fn a_copy_is_good_as_long_as_its_mark_is_that_of_the_file() {
         let page = Page::new();
-        let status = |known: &str| {
-            let mut request = HeaderMap::new();
-            request.insert(header::IF_NONE_MATCH, HeaderValue::from_str(known).unwrap());
-            page.answer("/", &request).unwrap().status
+        let status = |path: &str, known: &str| {
+            let mut request = RequestHeader::build("GET", path.as_bytes(), None).unwrap();
+            request.insert_header(header::IF_NONE_MATCH, known).unwrap();
+            page.answer(&request).status
         };
         let mark = page.files[0].1.to_str().unwrap();
-        assert_eq!(status(mark), StatusCode::NOT_MODIFIED);
-        assert_eq!(status(&format!("\"other\", W/{mark}")), StatusCode::NOT_MODIFIED);
-        assert_eq!(status("\"other\""), StatusCode::OK);
+        assert_eq!(status("/", mark), StatusCode::NOT_MODIFIED);
+        assert_eq!(status("/", &format!("\"other\", W/{mark}")), StatusCode::NOT_MODIFIED);
+        assert_eq!(status("/", "\"other\""), StatusCode::OK);
         assert!(page.files.iter().skip(1).all(|(_, other)| other != mark));
-        assert!(page.answer("/page/none", &HeaderMap::new()).is_none());
+        assert_eq!(status("/page/none", mark), StatusCode::NOT_FOUND);
     }
 }

@@ -12,7 +12,7 @@ fn turn(rig: &mut Rig, n: u64, cost: Cost) -> (Decision, Bill) {
     rig.balancer.served(&mut ticket, rig.now);
     let decision = ticket.decision;
     let bill = rig.balancer.charge(&ticket, &cost);
-    rig.balancer.finish(ticket, Outcome::Completed, rig.now);
+    rig.end(ticket, Outcome::Completed);
     (decision, bill)
 }
 
