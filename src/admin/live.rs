@@ -14,7 +14,7 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use pingora::{Error, ErrorType, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::answer::Answer;
 
@@ -58,6 +58,12 @@ impl Live {
         }
     }
 
+    /// How many read at this moment.
+    #[cfg(test)]
+    pub fn readers(&self) -> usize {
+        READERS_MAX - self.seats.available_permits()
+    }
+
     /// Sends events until the reader goes, falls asleep or isn't welcome any more, or the process is to end.
     pub async fn stream(
         &self,
@@ -69,7 +75,6 @@ impl Live {
         let mut shutdown = shutdown.clone();
         // The stream's end is the connection's.
         session.set_keepalive(None);
-        session.set_write_timeout(Some(PATIENCE));
         session.write_response_header(Box::new(head()?)).await?;
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -83,7 +88,8 @@ impl Live {
             if !is_welcome() {
                 return Ok(());
             }
-            session.write_response_body(self.event(&render)?, false).await?;
+            let written = session.write_response_body(self.event(&render)?, false);
+            timeout(PATIENCE, written).await.map_err(|_| Error::new_down(ErrorType::WriteTimedout))??;
         }
     }
 

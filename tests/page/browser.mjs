@@ -96,6 +96,8 @@ export class Tab {
     ({ sessionId: tab.session } = await browser.send("Target.attachToTarget", { targetId, flatten: true }));
     browser.listen((message) => { if (message.sessionId === tab.session) tab.#hear(message); });
     for (const domain of ["Page", "Runtime", "Log", "Network"]) await tab.send(`${domain}.enable`);
+    // Without it, only one of several tabs has a focus that can be seen.
+    await tab.send("Emulation.setFocusEmulationEnabled", { enabled: true });
     await tab.resize(width, height);
     await tab.prefer(scheme);
     return tab;

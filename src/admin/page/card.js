@@ -9,10 +9,15 @@ import { count, moment } from "./format.js";
 import { numbersTable } from "./numbers.js";
 import { replicaTable } from "./replicas.js";
 
+/** A longer table than this pushes what stands under it out of sight. */
+const REPLICAS_FEW = 10;
+
 let made = 0;
 
-/** A model's card. Only what can be seen is updated at once; the page comes back to the others when it has time. */
+/** A model's card. It takes in what comes, and shows it when it is told to: only what can be seen is worth doing at once. */
 export class Card {
+  #left = el("div", { class: "left" });
+  #right = el("div", { class: "right" });
   #name = el("h2");
   #aliases = el("p", { class: "aliases" });
   #health = el("p", { class: "tally" });
@@ -28,6 +33,7 @@ export class Card {
   #history = null;
   /** What has come and isn't shown yet. */
   #owes = { model: false, history: false };
+  #rendered = -Infinity;
 
   constructor(model) {
     made += 1;
@@ -40,13 +46,10 @@ export class Card {
       el("header", { class: "card-head" }, this.#name, this.#aliases, this.#health),
       this.#facts.node,
       this.#notes,
-      el("div", { class: "card-body" },
-        el("div", { class: "left" },
-          el("section", {}, el("div", { class: "section-head" }, el("h3", {}, "Over time"), this.#charts.when, this.#numbers.button), this.#charts.node, this.#numbers.node),
-          this.#events.node),
-        el("div", { class: "right" },
-          el("section", {}, el("h3", {}, "Replicas"), this.#replicas.node, this.#since),
-          this.#cold.node)));
+      el("div", { class: "card-body" }, this.#left, this.#right));
+    const over = el("div", { class: "section-head" }, el("h3", {}, "Over time"), this.#charts.when, this.#numbers.button);
+    this.#left.append(el("section", {}, over, this.#charts.node, this.#numbers.node), this.#events.node);
+    this.#right.append(el("section", {}, el("h3", {}, "Replicas"), this.#replicas.node, this.#since));
   }
 
   /** Takes a status in; it is shown with `render`. */
@@ -65,11 +68,17 @@ export class Card {
     return this.#owes.model || this.#owes.history;
   }
 
+  /** For how many milliseconds it has shown the same; for ever, until it has shown both. */
+  get age() {
+    return performance.now() - this.#rendered;
+  }
+
   /** Shows what has come. `sinceS`: when the counters began. */
   render(sinceS) {
     if (this.#owes.model) this.#renderModel(sinceS);
     if (this.#owes.history && this.#model) this.#renderHistory();
     this.#owes = { model: false, history: this.#owes.history && !this.#model };
+    if (this.#history && this.#model) this.#rendered = performance.now();
   }
 
   #renderModel(sinceS) {
@@ -80,6 +89,8 @@ export class Card {
     this.#facts.update(model);
     this.#renderNotes(model);
     this.#replicas.update(model);
+    const beside = model.replicas.length > REPLICAS_FEW ? this.#left : this.#right;
+    if (this.#cold.node.parentNode !== beside) beside.append(this.#cold.node);
     this.#cold.update(model);
     write(this.#since, `Turns and tokens since ${moment(sinceS)}, or since a replica was added; an engine's own figures since it started.`);
   }

@@ -3,7 +3,7 @@
 import { el, mark, show, svg, write } from "./dom.js";
 import { kindOf } from "./events.js";
 import { moment, tick } from "./format.js";
-import { PANELS, valuesOf } from "./panels.js";
+import { PANELS, coarsened, valuesOf } from "./panels.js";
 import { area, floorOf, line, marksOf, niceCeiling } from "./shapes.js";
 
 /** Room for the numbers of the axis, left of a panel, and for a last label right of it. */
@@ -22,6 +22,8 @@ export class Charts {
   when = el("p", { class: "when", "aria-hidden": "true" });
   #slider;
   #view = null;
+  /** The same as it is drawn: with its scale, and what the points come to. */
+  #drawn = null;
   /** The point that the cursor is on; the newest where it is on none. */
   #chosen = null;
   #width = 0;
@@ -43,23 +45,23 @@ export class Charts {
 
   /** `view`: `{points, stepS, nowS, rangeS, events, replicas}`. */
   update(view) {
-    const values = valuesOf(view);
-    const oldest = values[0]?.at ?? view.nowS;
-    const beginS = Math.max(view.nowS - view.rangeS, Math.min(oldest, view.nowS - SPAN_MIN_S));
-    this.#view = { ...view, values, beginS };
-    if (this.#chosen !== null && !values.some((value) => value.at === this.#chosen)) this.#chosen = null;
+    this.#view = view;
     this.#draw();
   }
 
   #draw() {
-    const view = this.#view;
-    if (!view || this.#width < 80) return;
+    if (!this.#view || this.#width < 80) return;
+    const { nowS, rangeS, points: [oldest] } = this.#view;
     const plot = this.#width - LEFT - RIGHT;
-    const x = (at) => LEFT + (plot * (at - view.beginS)) / (view.nowS - view.beginS);
-    this.#view.x = x;
-    const marks = marksOf(view.beginS, view.nowS, plot);
-    for (const panel of this.#panels) panel.draw(view, { x, width: this.#width, marks });
-    this.#drawAxis(view, x, marks);
+    const beginS = Math.max(nowS - rangeS, Math.min(oldest?.at_s ?? nowS, nowS - SPAN_MIN_S));
+    const x = (at) => LEFT + (plot * (at - beginS)) / (nowS - beginS);
+    const { points, stepS } = coarsened(this.#view, nowS - beginS, plot);
+    const drawn = { ...this.#view, beginS, x, stepS, values: valuesOf({ points, stepS }) };
+    if (!drawn.values.some((value) => value.at === this.#chosen)) this.#chosen = null;
+    this.#drawn = drawn;
+    const marks = marksOf(beginS, nowS, plot);
+    for (const panel of this.#panels) panel.draw(drawn, { x, width: this.#width, marks });
+    this.#drawAxis(drawn, x, marks);
     this.#read();
   }
 
@@ -84,7 +86,7 @@ export class Charts {
   }
 
   #onKey(event) {
-    const values = this.#view?.values ?? [];
+    const values = this.#drawn?.values ?? [];
     if (values.length === 0) return;
     const at = this.#chosen === null ? values.length - 1 : values.findIndex((value) => value.at === this.#chosen);
     const to = { ArrowLeft: at - 1, ArrowDown: at - 1, ArrowRight: at + 1, ArrowUp: at + 1, PageDown: at - 30, PageUp: at + 30, Home: 0, End: values.length - 1 }[event.key];
@@ -94,8 +96,8 @@ export class Charts {
   }
 
   #onPoint(event) {
-    const view = this.#view;
-    if (!view?.x || view.values.length === 0) return;
+    const view = this.#drawn;
+    if (!view || view.values.length === 0) return;
     const wanted = event.clientX - this.#slider.getBoundingClientRect().left;
     const at = view.beginS + ((wanted - LEFT) / (this.#width - LEFT - RIGHT)) * (view.nowS - view.beginS);
     const found = view.values.findLast((value) => value.at <= at) ?? view.values[0];
@@ -110,7 +112,7 @@ export class Charts {
 
   /** Shows the figures of the chosen point, or of the newest. */
   #read() {
-    const { values, x, stepS } = this.#view ?? {};
+    const { values, x, stepS } = this.#drawn ?? {};
     const chosen = values?.find((value) => value.at === this.#chosen);
     const value = chosen ?? values?.at(-1);
     for (const panel of this.#panels) panel.read(value, chosen ? x(chosen.at + stepS / 2) : null);

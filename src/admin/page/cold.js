@@ -6,13 +6,13 @@ import { COLD, UNSURE } from "./words.js";
 
 /** The section, as `{node, update(model)}`. */
 export function coldSection() {
-  const none = el("p", { class: "quiet" }, "No turn found less in the cache than its conversation had left there.");
+  const none = el("p", { class: "quiet" });
   const reasons = COLD.map((entry) => line(entry, (model) => ({ turns: model.cold?.[entry.reason]?.turns ?? 0, ...model.cold?.[entry.reason] })));
   const unsure = UNSURE.map((entry) => line(entry, (model) => ({ turns: model[entry.field] ?? 0 })));
   const list = el("dl", { class: "reasons" }, ...[...reasons, ...unsure].map((part) => part.node));
   const others = [...COLD, ...UNSURE].map(meaning);
   const glossary = el("details", {}, el("summary", {}, "Other reasons there are"), el("dl", { class: "meanings" }, ...others));
-  const node = el("section", { class: "cold" }, el("h3", {}, "Cold turns, by reason"), none, list, glossary);
+  const node = el("section", { class: "cold" }, el("h3", {}, "Cold turns, by reason ", el("span", { class: "aside" }, "with the tokens that were computed again")), none, list, glossary);
   return {
     node,
     update(model) {
@@ -21,6 +21,8 @@ export function coldSection() {
       const most = Math.max(1, ...Object.values(model.cold).map((entry) => entry.tokens));
       const shown = [...reasons, ...unsure].map((part) => part.update(model, most));
       show(none, !shown.slice(0, reasons.length).includes(true));
+      const many = model.turns_measured === 1 ? "The 1 turn that was" : `All ${count(model.turns_measured)} turns that were`;
+      write(none, model.turns_measured > 0 ? `${many} measured found in the cache what was to be expected there.` : "No turn was measured yet.");
       show(list, shown.includes(true));
       others.forEach((other, at) => show(other, !shown[at]));
     },
@@ -40,7 +42,7 @@ function line(entry, of) {
       const { turns, tokens: again, survived } = of(model);
       show(node, turns > 0);
       if (turns === 0) return false;
-      write(cost, again === undefined ? turnsOf(turns) : `${turnsOf(turns)}, ${tokens(again)} tokens computed again`);
+      write(cost, again === undefined ? turnsOf(turns) : `${turnsOf(turns)}, ${tokens(again)} tokens`);
       mark(cost, "title", again === undefined ? null : `${count(again)} tokens computed again, ${count(survived)} found all the same`);
       show(bar, again !== undefined);
       if (again !== undefined) bar.firstChild.style.width = `${Math.round((again / most) * 1000) / 10}%`;

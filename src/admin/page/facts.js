@@ -9,7 +9,7 @@ const FACTS = [
     id: "cached",
     title: "Found in cache",
     value: (m) => percent(m.cached_percent),
-    below: (m) => (m.tokens ? `of ${tokens(m.tokens.cached + m.tokens.computed)} measured prompt tokens` : "the engines don't tell yet"),
+    below: (m) => (m.turns_measured > 0 ? `of ${tokens(m.tokens.cached + m.tokens.computed)} measured prompt tokens` : "no turn was measured yet"),
   },
   {
     id: "sticky",

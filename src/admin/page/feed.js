@@ -15,10 +15,13 @@ const ANSWER_MS = 8000;
 const HISTORY_MS = 5000;
 /** The share of the time that getting the history may take: of 20 models it is megabytes. */
 const HISTORY_SHARE = 0.05;
+/** The admin token, where there is one; kept for as long as the tab is open. */
+const TOKEN = "kvpin-admin-token";
 
 /**
- * Calls `onStatus(status)` and `onHistory(history)` as they come, and `onState(state, newest)` when that changes: `live`,
- * `polling` or `lost`, with the time of the newest status. Rests while the page can't be seen.
+ * Calls `onStatus(status)` and `onHistory(history)` as they come, and `onState(state, newest)` when that changes, with the
+ * time of the newest status: `live`, `polling`, `lost`, or `locked` where a token is asked for. Rests while the page can't
+ * be seen.
  *
  * Nothing is chained: twice a second it looks at what is the case, and does what is due.
  */
@@ -28,8 +31,9 @@ export class Feed {
   #state = "";
   #newest = 0;
   #looks = 0;
+  /** Ends the stream that is open or opening. */
   #stream = null;
-  /** Whether the open stream has said something, and when it last did. */
+  /** Whether it has said something, and when it last did. */
   #streams = false;
   #heard = 0;
   #retryMs = RETRY_MS;
@@ -57,6 +61,14 @@ export class Feed {
     if (this.#looks) this.#look();
   }
 
+  setToken(token) {
+    sessionStorage.setItem(TOKEN, token);
+    this.#retryMs = RETRY_MS;
+    this.#due = { stream: 0, status: 0, history: 0 };
+    this.#set("");
+    if (this.#looks) this.#look();
+  }
+
   /** A browser has six connections to a server: a page that nobody sees gives its own back. */
   #rest() {
     clearInterval(this.#looks);
@@ -65,33 +77,43 @@ export class Feed {
   }
 
   #look() {
+    // Asked again and again, a wrong token would be no better.
+    if (this.#state === "locked") return;
     const now = performance.now();
-    if (this.#stream && now - this.#heard > SILENCE_MS) this.#lose();
+    if (this.#stream && now - this.#heard > SILENCE_MS) this.#lose(this.#stream);
     if (!this.#stream && now >= this.#due.stream) this.#open();
     if (!this.#streams && !this.#asking.status && now >= this.#due.status) this.#askStatus();
     if (!this.#asking.history && now >= this.#due.history) this.#askHistory();
   }
 
-  #open() {
+  /** Reads the stream to its end. `EventSource` can send no token, and gives up for good after some failures. */
+  async #open() {
+    const stream = new AbortController();
+    this.#stream = stream;
     this.#heard = performance.now();
-    this.#stream = new EventSource(LIVE);
-    this.#stream.onmessage = (event) => {
-      this.#heard = performance.now();
-      this.#streams = true;
-      this.#retryMs = RETRY_MS;
-      this.#take(JSON.parse(event.data), "live");
-    };
-    // The browser's own tries to come back are not relied on: after some failures it makes none.
-    this.#stream.onerror = () => this.#lose();
+    try {
+      const response = await request(LIVE, stream.signal);
+      for await (const event of eventsOf(response.body)) {
+        if (stream !== this.#stream) return;
+        this.#heard = performance.now();
+        this.#streams = true;
+        this.#retryMs = RETRY_MS;
+        this.#take(event, "live");
+      }
+    } catch (error) {
+      if (stream === this.#stream && error.status === 401) this.#set("locked");
+    }
+    this.#lose(stream);
   }
 
   #close() {
-    this.#stream?.close();
+    this.#stream?.abort();
     this.#stream = null;
     this.#streams = false;
   }
 
-  #lose() {
+  #lose(stream) {
+    if (stream !== this.#stream) return;
     this.#close();
     const now = performance.now();
     this.#due.stream = now + this.#retryMs;
@@ -102,17 +124,18 @@ export class Feed {
   async #askStatus() {
     this.#asking.status = true;
     let status = null;
+    let failure = null;
     try {
       status = await ask(STATUS);
-    } catch {
-      // Told below.
+    } catch (error) {
+      failure = error.status === 401 ? "locked" : "lost";
     }
     this.#asking.status = false;
     this.#due.status = performance.now() + POLL_MS;
     // The stream may have come back meanwhile, or the page been left.
     if (this.#streams || !this.#looks) return;
     if (status) this.#take(status, "polling");
-    else this.#set("lost");
+    else this.#set(failure);
   }
 
   async #askHistory() {
@@ -123,7 +146,7 @@ export class Feed {
     try {
       history = await ask(`${HISTORY}?range=${range}`);
     } catch {
-      // The status says whether kvpin answers at all.
+      // The stream and the status say what is wrong.
     }
     // Another range may have been chosen meanwhile, and been asked for.
     if (range !== this.#range) return;
@@ -142,12 +165,37 @@ export class Feed {
   #set(state) {
     if (state === this.#state) return;
     this.#state = state;
-    this.#on.onState(state, this.#newest);
+    if (state !== "") this.#on.onState(state, this.#newest);
   }
 }
 
 async function ask(path) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
-  if (!response.ok) throw new Error(`${path}: ${response.status}`);
+  const response = await request(path, AbortSignal.timeout(ANSWER_MS));
   return response.json();
+}
+
+async function request(path, signal) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const response = await fetch(path, { signal, headers, cache: "no-store" });
+  if (response.ok) return response;
+  throw Object.assign(new Error(`${path}: ${response.status}`), { status: response.status });
+}
+
+/** The data of each server-sent event, as JSON. */
+async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let pieces = [];
+  for (;;) {
+    const { value: text, done } = await reader.read();
+    if (done) return;
+    pieces.push(text);
+    // JSON as it comes has no line breaks: with one, an event is whole.
+    if (!text.includes("\n")) continue;
+    const lines = pieces.join("").split("\n");
+    pieces = [lines.pop()];
+    for (const line of lines) {
+      if (line.startsWith("data: ")) yield JSON.parse(line.slice(6));
+    }
+  }
 }

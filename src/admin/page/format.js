@@ -80,7 +80,14 @@ export function moment(unix) {
 /** A moment on an axis whose marks are so far apart. */
 export function tick(unix, step) {
   const at = new Date(unix * 1000);
-  return step >= 86400 ? `${weekday.format(at)} ${at.getDate()}` : shortTime.format(at);
+  const isDay = step >= 21600 && at.getHours() === 0;
+  return step >= 86400 || isDay ? `${weekday.format(at)} ${at.getDate()}` : shortTime.format(at);
+}
+
+/** An average of counts. */
+export function average(value) {
+  if (!isNumber(value)) return NONE;
+  return Number.isInteger(value) ? grouped.format(value) : value.toFixed(1);
 }
 
 /** A word of the status, as words. */

@@ -59,8 +59,12 @@ function onState(state, newest) {
     live: "live",
     polling: "no live stream, asking every 2 s",
     lost: newest ? `no answer since ${moment(newest)}` : "no answer",
+    locked: "the token is asked for",
   };
+  show(byId("gate"), state === "locked");
+  if (state === "locked") byId("token").focus();
   document.body.dataset.feed = state;
+  show(byId("empty"), status === null && state !== "locked");
   write(byId("feed"), told[state]);
 }
 
@@ -87,16 +91,21 @@ function renderSeen() {
   }
 }
 
+const whenIdle = window.requestIdleCallback ?? ((call) => setTimeout(call, 50));
+
+/** How old the figures of a card may be that can't be seen. */
+const UNSEEN_MS = 10_000;
+
 /** The others, one at a time and when there is nothing else to do: so that they can be searched, and are there at once. */
 let isResting = true;
 function renderRest() {
   if (!isResting) return;
   isResting = false;
-  requestIdleCallback(function next() {
-    const card = [...cards.parts.values()].find((candidate) => candidate.isBehind);
+  whenIdle(function next() {
+    const card = [...cards.parts.values()].find((candidate) => candidate.isBehind && candidate.age > UNSEEN_MS);
     card?.render(sinceS());
     isResting = !card;
-    if (card) requestIdleCallback(next);
+    if (card) whenIdle(next);
   });
 }
 
@@ -122,6 +131,12 @@ byId("range").addEventListener("click", ({ target }) => {
   if (!range) return;
   for (const button of byId("range").children) mark(button, "aria-pressed", String(button === target));
   feed.setRange(range);
+});
+
+byId("gate").addEventListener("submit", (event) => {
+  event.preventDefault();
+  feed.setToken(byId("token").value);
+  byId("token").value = "";
 });
 
 feed.start();

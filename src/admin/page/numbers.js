@@ -1,7 +1,7 @@
 // The numbers of the charts as a table, for those who would rather read them, or can't see them.
 
 import { el, show, write } from "./dom.js";
-import { count, moment, percent, seconds } from "./format.js";
+import { average, count, moment, percent, seconds } from "./format.js";
 import { valuesOf } from "./panels.js";
 
 const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
@@ -16,8 +16,8 @@ const COLUMNS = [
   ["Share cached", (v) => known(v.share, percent)],
   ["First byte p50", (v) => known(v.p50, seconds)],
   ["First byte p95", (v) => known(v.p95, seconds)],
-  ["Busy replicas", (v) => count(v.busy)],
-  ["In flight", (v) => count(v.inFlight)],
+  ["Busy replicas", (v) => average(v.busy)],
+  ["In flight", (v) => average(v.inFlight)],
 ];
 
 /** The button that shows it, and the table: `{button, node, update(view)}`. It is made only while it is shown. */

@@ -1,6 +1,45 @@
 // What the charts show: the panels, their series, and how a point of the history becomes the values that are drawn.
 
-import { percent, rate, roundTokens, seconds } from "./format.js";
+import { average, percent, rate, roundTokens, seconds } from "./format.js";
+
+/** Steps that are drawn are at least this wide; on a week, several are put together for it. */
+const STEP_MIN_PX = 1.5;
+
+/** The points as they are drawn on so many pixels, and how long each is. */
+export function coarsened({ points, stepS }, spanS, pixels) {
+  const together = Math.max(1, Math.ceil((spanS / stepS) * (STEP_MIN_PX / pixels)));
+  if (together === 1) return { points, stepS };
+  const wide = stepS * together;
+  // By the clock, so that what is together stays together while time goes on.
+  const groups = new Map();
+  for (const point of points) {
+    const at = Math.floor(point.at_s / wide) * wide;
+    groups.set(at, [...(groups.get(at) ?? []), point]);
+  }
+  return { points: [...groups.values()].map(joined), stepS: wide };
+}
+
+/** Several steps as one: sums of counts, averages of the rest, by time or by turns. */
+function joined(group) {
+  const sum = (of) => group.reduce((total, point) => total + of(point), 0);
+  const passed = sum((point) => point.length_s) || 1;
+  const byTurns = (field) => {
+    const known = group.filter((point) => point[field] !== null);
+    const weight = known.reduce((total, point) => total + Math.max(1, point.turns), 0);
+    return known.length > 0 ? known.reduce((total, point) => total + point[field] * Math.max(1, point.turns), 0) / weight : null;
+  };
+  const counts = ["turns", "cached_tokens", "computed_tokens", "estimated_tokens", "completion_tokens"];
+  return {
+    at_s: group[0].at_s,
+    length_s: sum((point) => point.length_s),
+    ...Object.fromEntries(counts.map((field) => [field, sum((point) => point[field])])),
+    first_byte_p50_s: byTurns("first_byte_p50_s"),
+    first_byte_p95_s: byTurns("first_byte_p95_s"),
+    busy_replicas: sum((point) => point.busy_replicas * point.length_s) / passed,
+    in_flight: sum((point) => point.in_flight * point.length_s) / passed,
+    ...(group[0].held_turns === undefined ? {} : { held_turns: sum((point) => point.held_turns * point.length_s) / passed }),
+  };
+}
 
 /** A step of which less has passed than this says little about its rate. */
 const PASSED_MIN_S = 2;
@@ -34,7 +73,6 @@ export function valuesOf({ points, stepS }) {
 
 const ZERO = () => 0;
 const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
-const tenths = (value) => (Number.isInteger(value) ? String(value) : value.toFixed(1));
 
 /**
  * From the top down. `grid`: where lines are, as shares of the top. `least`: the top that a panel has at least. `look`: the
@@ -90,11 +128,11 @@ export const PANELS = [
     height: 44,
     least: 1,
     grid: [0, 1],
-    tick: tenths,
+    tick: average,
     top: (view) => Math.max(1, view.replicas),
     series: [
-      { title: "busy", look: "busy", shape: "area", from: ZERO, to: (v) => v.busy, says: (v) => tenths(v.busy) },
-      { title: "turns in flight", look: "none", says: (v) => tenths(v.inFlight) },
+      { title: "busy", look: "busy", shape: "area", from: ZERO, to: (v) => v.busy, says: (v) => average(v.busy) },
+      { title: "turns in flight", look: "none", says: (v) => average(v.inFlight) },
     ],
   },
   {
@@ -103,8 +141,8 @@ export const PANELS = [
     height: 44,
     least: 1,
     grid: [0, 1],
-    tick: tenths,
+    tick: average,
     hides: (view) => !view.values.some((value) => value.held !== null),
-    series: [{ title: "waiting for admission", look: "held", shape: "area", from: ZERO, to: (v) => v.held, says: (v) => known(v.held, tenths) }],
+    series: [{ title: "waiting for admission", look: "held", shape: "area", from: ZERO, to: (v) => v.held, says: (v) => known(v.held, average) }],
   },
 ];
