@@ -35,7 +35,7 @@ const POLICY: Policy = Policy {
 
 fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
-    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), rank, drain: false }
+    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), is_tls: false, rank, drain: false }
 }
 
 fn turn(key: u64) -> Turn<'static> {
