@@ -11,7 +11,7 @@
 //!          .----------+-----------.
 //!        proxy      replica     admin       the edges; none of them knows another
 //!   client <-> engine  probe,     /metrics,
-//!   byte for byte      scrape     status, drain
+//!   byte for byte      scrape     page, drain
 //!          '----------+-----------'
 //!                  dispatch   routing table, lock, clock, leases            metrics   what is counted live
 //!                     |
