@@ -73,6 +73,7 @@ pub mod cli;
 pub mod config;
 pub mod conversation;
 pub mod dispatch;
+mod json;
 pub mod metrics;
 pub mod proxy;
 pub mod replica;

@@ -8,5 +8,7 @@
 mod balancer;
 #[path = "../src/conversation/mod.rs"]
 mod conversation;
+#[path = "../src/json/mod.rs"]
+mod json;
 
 fn main() {}
