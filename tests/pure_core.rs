@@ -10,5 +10,7 @@ mod balancer;
 mod conversation;
 #[path = "../src/json/mod.rs"]
 mod json;
+#[path = "../src/usage/mod.rs"]
+mod usage;
 
 fn main() {}

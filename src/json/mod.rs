@@ -4,6 +4,8 @@
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
 mod decode;
+#[cfg(test)]
+pub(crate) mod sample;
 mod skip;
 
 pub(crate) use decode::{Decoder, Sink, Stray};

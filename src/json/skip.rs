@@ -24,6 +24,17 @@ const CLASSES: [Class; 256] = {
     classes
 };
 
+/// Bytes of numbers and words. Most literals are short, so a lookup a byte is as fast as anything.
+const IN_SCALAR: [bool; 256] = {
+    let mut in_scalar = [false; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        in_scalar[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        byte += 1;
+    }
+    in_scalar
+};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Structure,
@@ -151,6 +162,5 @@ pub(crate) fn begins_scalar(byte: u8) -> bool {
 
 /// Bytes in front that can belong to a scalar.
 pub(crate) fn scalar_length(bytes: &[u8]) -> usize {
-    let in_scalar = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
-    bytes.iter().position(|byte| !in_scalar(byte)).unwrap_or(bytes.len())
+    bytes.iter().position(|byte| !IN_SCALAR[usize::from(*byte)]).unwrap_or(bytes.len())
 }
