@@ -354,6 +354,13 @@ fn keys_are_known_however_they_are_written() {
 }
 
 #[test]
+fn half_a_mark_is_none_and_lines_of_data_are_not_joined_without_their_break() {
+    assert_eq!(report(Observer::of_stream(), [&b"\xEF\xBBdata: [DONE]\n\n"[..]]), NOTHING);
+    assert_eq!(report(Observer::of_document(), [&b"\xEF\xBB"[..], b"{}"]), NOTHING);
+    assert_eq!(stream("data: {\"usage\":{\"prompt_tokens\":1\ndata: 2}}\n\n"), NOTHING);
+}
+
+#[test]
 fn of_a_figure_that_stands_twice_the_last_counts() {
     let prompt = |body: &str| usage(body).map(|usage| (usage.prompt, usage.cached));
     for (body, expected) in [
@@ -483,6 +490,8 @@ fn the_end_and_an_error_are_told_by_each_dialects_own_events() {
         ("event: response.created\ndata: {\"type\":\"response.completed\"}\n\n", false, false),
         ("event: error\ndata: {\"type\":\"error\",\"code\":\"a\"}\n\n", false, true),
         ("event: error\ndata: not json\n\n", false, true),
+        ("event: error\r\ndata: not json\r\n\r\n", false, true),
+        ("event: error\rdata: not json\r\r", false, true),
         ("data: {\"type\":\"error\",\"error\":{}}\n\n", false, true),
         ("data: {\"error\": {\"message\": \"busy\", \"code\": 503}}\n\ndata: [DONE]\n\n", true, true),
         ("data: {\"error\": \"Unauthorized\"}\n\n", false, true),
