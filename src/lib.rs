@@ -19,13 +19,15 @@
 //!
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
 //!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
+//!        keys           who is asking: API keys, what each may do and uses
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
 //! ```
 //!
 //! # The path of a request
 //!
 //! 1. Pingora accepts a connection and reads the head. [`proxy`] checks the head's size and looks the path up among the
-//!    endpoints it knows. A path that isn't there doesn't exist.
+//!    endpoints it knows. A path that isn't there doesn't exist. [`keys`] says whose the API key is that the head shows, and
+//!    whether there is a place for him. Of who has none, nothing more is read.
 //! 2. [`conversation`] looks in the head for the session. What the head doesn't say, it looks for in the body as it
 //!    arrives, and stops at the byte where it has its answer. Of a conversation that isn't known it takes the fingerprint of
 //!    the history too, from what is at hand. What was read is kept.
@@ -39,8 +41,9 @@
 //!
 //! # Who may call whom
 //!
-//! `cli -> server -> {proxy, replica, admin} -> dispatch -> balancer -> conversation`. [`config`], [`conversation`],
-//! [`usage`] and [`metrics`] are leaves; the two that read bodies share `json`. The edges share what they must through [`dispatch::Routing`].
+//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`config`],
+//! [`conversation`], [`usage`] and [`metrics`] are leaves; the two that read bodies share `json`. The edges share what
+//! they must through [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
@@ -57,7 +60,12 @@
 //!   those between events. Of a request body nothing is ever changed but the one value of `model`, where an alias stands for
 //!   the engine's name.
 //! - Every table, buffer, list and retry has a bound.
-//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric.
+//! - A key of a conversation is of one caller: it holds the name of the API key. No alias, history or parent leads from one
+//!   caller's conversations to another's.
+//! - The model that an engine reads in a body is the one that the caller was allowed. Where that matters, the body is read to
+//!   its end first, and has one reading.
+//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric. No API key
+//!   reaches an engine but its own.
 //!
 //! # What is absent on purpose
 //!
@@ -75,6 +83,7 @@ pub mod config;
 pub mod conversation;
 pub mod dispatch;
 mod json;
+pub mod keys;
 pub mod metrics;
 pub mod proxy;
 pub mod replica;

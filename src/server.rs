@@ -24,9 +24,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 use crate::admin::Proxied;
+use crate::admin::history::History;
 use crate::config::Config;
 use crate::conversation::KeySecret;
-use crate::dispatch::{Reloaded, Routing};
+use crate::dispatch::{EventKind, Reloaded, Routing};
 use crate::metrics::Metrics;
 use crate::proxy::watchdog::Watched;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
@@ -82,7 +83,10 @@ impl Server {
 
         let control = runtime("kvpin-admin", 1)?;
         if let Some(address) = admin {
-            let mut page = admin::service(Arc::clone(&routing), address, proxied(&routing, &open));
+            let history = Arc::new(History::default());
+            let mut page =
+                admin::service(Arc::clone(&routing), address, proxied(&routing, &open), Arc::clone(&history));
+            control.spawn(history.keep(Arc::clone(&routing), on_shutdown.clone()));
             let admin_shutdown = on_shutdown.clone();
             control.spawn(async move { page.start_service(Some(fds), admin_shutdown, 1).await });
         }
@@ -132,7 +136,9 @@ impl Server {
                 for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
                     warn!("{warning}");
                 }
-                info!("reloaded: {}", if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") });
+                let changes = if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") };
+                info!("reloaded: {changes}");
+                self.routing.events.add(EventKind::Reload, "", "", format!("reloaded: {changes}"));
                 "applied"
             }
         }

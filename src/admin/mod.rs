@@ -1,10 +1,13 @@
-//! The loopback listener for operators: metrics for Prometheus, the status as JSON, liveness, and draining.
+//! The listener for operators, on loopback or behind a token: metrics for Prometheus, the status as JSON, liveness, and draining.
 //!
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
-//! of a request stands on any of them.
+//! of a request stands on any of them, only the names of API keys.
 
+mod access;
+pub mod books;
 pub mod conversations;
 pub mod drain;
+pub mod history;
 pub mod metrics;
 pub mod status;
 #[cfg(test)]
@@ -12,10 +15,10 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::{Method, Response, StatusCode, header};
+use http::{Method, Response, StatusCode, Uri, header};
 use log::error;
 use pingora::apps::http_app::ServeHttp;
 use pingora::listeners::{L4BufferSettings, ListenerConfig};
@@ -25,10 +28,12 @@ use serde_json::json;
 
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
+use crate::keys::{KeyRing, KeySnapshot};
 
 pub use status::Status;
 
 use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
+use history::{History, Range};
 
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
@@ -44,6 +49,7 @@ pub struct Proxied {
 pub struct Admin {
     routing: Arc<Routing>,
     proxied: Proxied,
+    history: Arc<History>,
 }
 
 /// What every page is made from.
@@ -53,6 +59,8 @@ pub struct View {
     pub open_requests: usize,
     /// In the order of the configuration.
     pub models: Vec<(Arc<Model>, Snapshot)>,
+    /// In the order of the keys file; empty where there is none.
+    pub keys: Vec<KeySnapshot>,
 }
 
 /// A page, before it is an HTTP response.
@@ -81,6 +89,7 @@ const CONTENTS: &str = concat!(
     "\n\n\
      /metrics               for Prometheus\n\
      /api/v1/status         models and replicas as JSON\n\
+     /api/v1/history        what the models did, ?range=1h in 10 s steps or ?range=1w in 5 min steps\n\
      /api/v1/conversations  where the newest conversations are pinned, as JSON\n\
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
@@ -89,8 +98,8 @@ const CONTENTS: &str = concat!(
 );
 
 /// The admin listener as one of Pingora's services.
-pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied) -> Service<Admin> {
-    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied });
+pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied, history: Arc<History>) -> Service<Admin> {
+    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied, history });
     // Without a write buffer the head of a response leaves even if no body follows it.
     let buffer = L4BufferSettings::default().write(0);
     service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
@@ -101,6 +110,14 @@ pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied) -> 
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let head = session.req_header();
+        let table = self.routing.table();
+        let token = table.config.admin_token.as_ref().map(|token| &token.secret);
+        if let Err(page) = access::check(&head.method, head.uri.path(), &head.headers, token) {
+            let is_head = head.method == Method::HEAD;
+            // The request may have a body, which nobody is going to read.
+            session.set_keepalive(None);
+            return page.response(is_head);
+        }
         let posted = match (&head.method, head.uri.path()) {
             (&Method::POST, EXPLAIN) => Some(self.explain(session).await),
             (&Method::POST, DRAIN) => Some(self.order(session, Order::Drain).await),
@@ -111,7 +128,7 @@ impl ServeHttp for Admin {
             return page.response(false);
         }
         let head = session.req_header();
-        let page = self.page(&head.method, head.uri.path());
+        let page = self.page(&head.method, &head.uri);
         let is_head = head.method == Method::HEAD;
         if page.allow.is_some() {
             // The request may have a body, which nobody is going to read.
@@ -122,13 +139,14 @@ impl ServeHttp for Admin {
 }
 
 impl Admin {
-    fn page(&self, method: &Method, path: &str) -> Page {
-        let render: fn(&Self) -> Result<Page, Page> = match path {
-            "/" => |_| Ok(Page::ok(TEXT, CONTENTS)),
-            "/health" => |_| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
-            "/metrics" => Self::metrics,
-            "/api/v1/status" => Self::status,
-            "/api/v1/conversations" => Self::conversations,
+    fn page(&self, method: &Method, uri: &Uri) -> Page {
+        let render: fn(&Self, &str) -> Result<Page, Page> = match uri.path() {
+            "/" => |_, _| Ok(Page::ok(TEXT, CONTENTS)),
+            "/health" => |_, _| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
+            "/metrics" => |admin, _| admin.metrics(),
+            "/api/v1/status" => |admin, _| admin.status(),
+            "/api/v1/conversations" => |admin, _| admin.conversations(),
+            "/api/v1/history" => Self::history,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
@@ -136,7 +154,7 @@ impl Admin {
         if *method != Method::GET && *method != Method::HEAD {
             return Page::wrong_method("GET, HEAD", "this page can only be read");
         }
-        render(self).unwrap_or_else(|page| page)
+        render(self, uri.query().unwrap_or_default()).unwrap_or_else(|page| page)
     }
 
     /// Explains the raw request that is the body of this one.
@@ -192,13 +210,28 @@ impl Admin {
         Ok(Page::ok(JSON, page))
     }
 
+    fn history(&self, query: &str) -> Result<Page, Page> {
+        let word = query.split('&').find_map(|pair| pair.strip_prefix("range=")).unwrap_or("1h");
+        let range = Range::parse(word)
+            .ok_or_else(|| Page::error(StatusCode::BAD_REQUEST, "the range is 1h (the default) or 1w"))?;
+        let now = SystemTime::now();
+        let events = self.routing.events.since(now - range.length());
+        let page = serde_json::to_vec(&self.history.page(range, &events, now)).map_err(Page::failed)?;
+        Ok(Page::ok(JSON, page))
+    }
+
     fn view(&self) -> View {
         let table = self.routing.table();
         let models = table.models.iter().map(|model| {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
-        View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
+        View {
+            uptime: self.routing.uptime(),
+            open_requests: (self.proxied.count_open)(),
+            models: models.collect(),
+            keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
+        }
     }
 }
 
@@ -246,6 +279,9 @@ impl Page {
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(self.content_type));
         headers.insert(header::CONTENT_LENGTH, length.into());
         headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+        }
         if let Some(methods) = self.allow {
             headers.insert(header::ALLOW, header::HeaderValue::from_static(methods));
         }

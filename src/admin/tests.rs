@@ -16,9 +16,10 @@ use crate::balancer::{
     Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
     SpillThreshold, Turn,
 };
-use crate::config::Config;
+use crate::config::{Config, KeyConfig, KeyHash};
 use crate::conversation::{ConversationKey, KeySecret};
 use crate::dispatch::{Clock, Dispatcher, Model, Routing};
+use crate::keys::{KeyRing, KeySnapshot, Verdict};
 use crate::metrics::Metrics;
 
 const POLICY: Policy = Policy {
@@ -42,6 +43,17 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// A key that was used and one that was not.
+fn keys() -> Vec<KeySnapshot> {
+    let config = [("alice", Some(2)), ("bob", None)]
+        .map(|(name, in_flight_max)| KeyConfig { in_flight_max, ..KeyConfig::new(name, KeyHash::of(name.as_bytes())) });
+    let ring = KeyRing::new(&config, None);
+    let alice = ring.find(b"alice").unwrap();
+    let _slot = alice.enter(at(1)).unwrap();
+    [Verdict::Passed, Verdict::Passed, Verdict::Limited].into_iter().for_each(|verdict| alice.count(verdict));
+    ring.snapshot()
+}
+
 /// Serves a turn to its end.
 fn serve(balancer: &mut Balancer, turn: &Turn<'_>, now: Duration) -> ReplicaId {
     let mut ticket = balancer.arrive(turn, now).unwrap();
@@ -60,7 +72,8 @@ fn model(name: &str) -> Arc<Model> {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), balancer)),
+        upstream_authorization: None,
+        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), Arc::default(), balancer)),
     })
 }
 
@@ -105,6 +118,7 @@ fn down() -> Balancer {
 
 fn view() -> View {
     View {
+        keys: keys(),
         uptime: Duration::from_millis(8_500),
         open_requests: 1,
         models: vec![(model("big"), ranked().snapshot(at(8))), (model("small"), down().snapshot(at(8)))],
@@ -161,6 +175,10 @@ fn every_figure_of_the_snapshot_is_a_series_of_its_own() {
         (format!("kvpin_engine_prefix_queries_tokens_total{{{gpu}}}"), "1000"),
         (format!("kvpin_engine_prefix_hits_tokens_total{{{gpu}}}"), "999"),
         ("kvpin_refused_turns_total{model=\"small\",reason=\"no_replica_up\"}".to_owned(), "1"),
+        ("kvpin_key_requests_total{key=\"alice\",outcome=\"passed\"}".to_owned(), "2"),
+        ("kvpin_key_requests_total{key=\"alice\",outcome=\"limited\"}".to_owned(), "1"),
+        ("kvpin_key_requests_total{key=\"bob\",outcome=\"forbidden\"}".to_owned(), "0"),
+        ("kvpin_key_in_flight_requests{key=\"alice\"}".to_owned(), "1"),
         ("kvpin_uptime_seconds".to_owned(), "8.5"),
         ("kvpin_open_requests".to_owned(), "1"),
         (format!("kvpin_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), "1"),
@@ -262,7 +280,7 @@ async fn connect() -> TcpStream {
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
     let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied });
+    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied, history: Arc::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
@@ -282,7 +300,7 @@ async fn ask(client: &mut TcpStream, request: &str) -> (String, String) {
 }
 
 async fn get(path: &str) -> (String, String) {
-    ask(&mut connect().await, &format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n")).await
+    ask(&mut connect().await, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
 }
 
 #[tokio::test]
@@ -307,14 +325,14 @@ async fn other_pages_are_not_there_and_none_can_be_written() {
     let (head, body) = get("/api/v2/status").await;
     assert!(head.starts_with("http/1.1 404"), "{head}");
     assert_eq!(serde_json::from_str::<serde_json::Value>(&body).unwrap()["error"]["code"], 404);
-    let post = "POST /metrics HTTP/1.1\r\nhost: admin\r\ncontent-length: 4\r\n\r\nbody";
+    let post = "POST /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\nbody";
     let (head, _) = ask(&mut connect().await, post).await;
     assert!(head.starts_with("http/1.1 405") && head.contains("allow: get, head\r\n"), "{head}");
 }
 
 #[tokio::test]
 async fn a_raw_request_is_handed_over_to_be_explained() {
-    let post = "POST /api/v1/explain HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody";
+    let post = "POST /api/v1/explain HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody";
     let (head, body) = ask(&mut connect().await, post).await;
     assert!(head.starts_with("http/1.1 400") && body.contains("4 bytes"), "{head} {body}");
     let (head, _) = get("/api/v1/explain").await;
@@ -324,14 +342,14 @@ async fn a_raw_request_is_handed_over_to_be_explained() {
 #[tokio::test]
 async fn a_head_request_gets_the_head_of_the_page_and_leaves_the_connection_usable() {
     let mut client = connect().await;
-    client.write_all(b"HEAD /health HTTP/1.1\r\nhost: admin\r\n\r\n").await.unwrap();
+    client.write_all(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut first = Vec::new();
     while !first.ends_with(b"\r\n\r\n") {
         first.push(client.read_u8().await.unwrap());
     }
     let first = String::from_utf8(first).unwrap().to_lowercase();
     assert!(first.starts_with("http/1.1 200") && first.contains("content-length: 15\r\n"), "{first}");
-    let (second, body) = ask(&mut client, "GET /health HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").await;
+    let (second, body) = ask(&mut client, "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     assert!(second.starts_with("http/1.1 200") && second.contains("content-length: 15\r\n"), "{second}");
     assert_eq!(body, r#"{"status":"ok"}"#);
 }

@@ -61,6 +61,7 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "ok": true,
             "errors": [],
             "warnings": config.warnings(),
+            "keys": config.keys.as_ref().map(|keys| keys.keys.iter().map(|key| &key.name).collect::<Vec<_>>()),
             "models": config.models.iter().map(model_json).collect::<Vec<_>>(),
         }),
         Err(err) => json!({
@@ -121,6 +122,9 @@ impl fmt::Display for Summary<'_> {
         match config.admin {
             Some(address) => writeln!(f, "admin {address}")?,
             None => writeln!(f, "admin off")?,
+        }
+        if let Some(keys) = &config.keys {
+            writeln!(f, "{} keys in {}", keys.keys.len(), keys.file.display())?;
         }
         if let Some(name) = &config.default_model {
             writeln!(f, "default model {name}")?;

@@ -13,7 +13,10 @@ use super::Balancing;
 #[serde(default, deny_unknown_fields)]
 pub(super) struct File {
     pub(super) listen: Option<Listen>,
+    pub(super) keys_file: Option<String>,
+    pub(super) allow_anonymous: Option<bool>,
     pub(super) admin: Option<String>,
+    pub(super) admin_token_file: Option<String>,
     pub(super) default_model: Option<String>,
     pub(super) session_headers: Vec<String>,
     pub(super) decision_headers: Option<bool>,
@@ -65,6 +68,7 @@ pub(super) struct ModelFile {
     pub(super) spill_threshold: Option<SpillThresholdFile>,
     pub(super) client_pins: Option<bool>,
     pub(super) send_session_id: Option<bool>,
+    pub(super) upstream_key_file: Option<String>,
     pub(super) conversations_max: Option<u64>,
     pub(super) conversation_idle_s: Option<u64>,
     pub(super) replicas: Vec<ReplicaFile>,

@@ -73,6 +73,7 @@ pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, prob
             spill_threshold,
             client_pins: file.client_pins.unwrap_or(true),
             send_session_id: file.send_session_id.unwrap_or(true),
+            upstream_key: None,
             // Lossless: `bounds` asserts a 64-bit `usize`.
             conversations_max: conversations_max as usize,
             conversation_idle: Duration::from_secs(conversation_idle_s),

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::{Config, HealthConfig, Limits, ModelConfig, ReplicaConfig};
+use super::{Config, HealthConfig, Limits, ModelConfig, ReplicaConfig, SecretFile, keys};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
 /// it is used.
 const FIXED_AT_START: [&str; 2] = ["listen", "admin"];
 
 /// A key of the file and its value, ready to compare and to show.
-type Setting = (&'static str, String);
+pub(super) type Setting = (&'static str, String);
 
 impl Config {
     /// The keys that differ from `new` and take effect only at a start.
@@ -25,6 +25,8 @@ impl Config {
     /// A line for each thing that is otherwise in `new`, such as `model qwen: replica x added`. Empty if both mean the same.
     pub fn changes(&self, new: &Config) -> Vec<String> {
         let mut lines = setting_changes(self.settings(), new.settings());
+        lines.extend(secret_change("admin token", self.admin_token.as_ref(), new.admin_token.as_ref()));
+        lines.extend(keys::changes(self.keys.as_ref(), new.keys.as_ref()));
         for model in &new.models {
             match self.models.iter().find(|old| old.name == model.name) {
                 None => lines.push(format!("model {} added", model.name)),
@@ -42,7 +44,10 @@ impl Config {
     fn settings(&self) -> Vec<Setting> {
         let Config {
             listen,
+            keys,
+            allow_anonymous,
             admin,
+            admin_token,
             default_model,
             session_headers,
             decision_headers,
@@ -54,7 +59,10 @@ impl Config {
         } = self;
         let mut settings = vec![
             ("listen", format!("{listen:?}")),
+            ("keys_file", or_none(keys.as_ref().map(|keys| keys.file.display()).as_ref())),
+            ("allow_anonymous", allow_anonymous.to_string()),
             ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
+            ("admin_token_file", file_of(admin_token.as_ref())),
             ("default_model", or_none(default_model.as_ref())),
             ("session_headers", format!("[{}]", words(session_headers))),
             ("decision_headers", decision_headers.to_string()),
@@ -122,6 +130,7 @@ impl Limits {
 impl ModelConfig {
     fn changes(&self, new: &ModelConfig) -> Vec<String> {
         let mut changes = setting_changes(self.settings(), new.settings());
+        changes.extend(secret_change("upstream key", self.upstream_key.as_ref(), new.upstream_key.as_ref()));
         let old_of: BTreeMap<&str, &ReplicaConfig> = self.replicas.iter().map(|r| (&*r.name, r)).collect();
         for replica in &new.replicas {
             match old_of.get(&*replica.name) {
@@ -138,7 +147,7 @@ impl ModelConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 9] {
+    fn settings(&self) -> [Setting; 10] {
         let ModelConfig {
             name: _,
             aliases,
@@ -148,6 +157,7 @@ impl ModelConfig {
             spill_threshold,
             client_pins,
             send_session_id,
+            upstream_key,
             conversations_max,
             conversation_idle,
             replicas: _,
@@ -160,6 +170,7 @@ impl ModelConfig {
             ("spill_threshold", spill_threshold.to_string()),
             ("client_pins", client_pins.to_string()),
             ("send_session_id", send_session_id.to_string()),
+            ("upstream_key_file", file_of(upstream_key.as_ref())),
             ("conversations_max", conversations_max.to_string()),
             ("conversation_idle_s", seconds(conversation_idle)),
         ]
@@ -186,7 +197,20 @@ impl ReplicaConfig {
     }
 }
 
-fn setting_changes(old: impl IntoIterator<Item = Setting>, new: impl IntoIterator<Item = Setting>) -> Vec<String> {
+/// That the secret in a file is another one. The file's path is a setting, and what stands in it is shown nowhere.
+fn secret_change(what: &str, old: Option<&SecretFile>, new: Option<&SecretFile>) -> Option<String> {
+    let (old, new) = (old?, new?);
+    (old.secret != new.secret).then(|| format!("{what} changed"))
+}
+
+fn file_of(secret: Option<&SecretFile>) -> String {
+    or_none(secret.map(|secret| secret.file.display()).as_ref())
+}
+
+pub(super) fn setting_changes(
+    old: impl IntoIterator<Item = Setting>,
+    new: impl IntoIterator<Item = Setting>,
+) -> Vec<String> {
     differing(old, new).map(|(key, old, new)| format!("{key}: {old} -> {new}")).collect()
 }
 
@@ -198,11 +222,11 @@ fn differing(
     old.into_iter().zip(new).filter(|((_, old), (_, new))| old != new).map(|((key, old), (_, new))| (key, old, new))
 }
 
-fn words(items: &[impl Display]) -> String {
+pub(super) fn words(items: &[impl Display]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn or_none(value: Option<&impl Display>) -> String {
+pub(super) fn or_none(value: Option<&impl Display>) -> String {
     value.map_or_else(|| "none".to_owned(), ToString::to_string)
 }
 

@@ -2,34 +2,42 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use http::HeaderName;
 
+use super::access;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
 use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
 use super::locate::Path;
+use super::named_files::NamedFiles;
 use super::url::Resolve;
 use super::{Config, HealthConfig, Limits, ModelConfig, model};
 
-/// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
+/// Loopback: who may use the GPUs from elsewhere is for the operator to say.
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
 const ADMIN_OFF: &str = "off";
 
-/// The configuration that a file means, or all that is wrong with it.
-pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Problems> {
+/// The configuration that a file means, or all that is wrong with it. Other files are named from `directory` on.
+pub(super) fn validate(mut file: File, directory: &FilePath, resolve: Resolve<'_>) -> Result<Config, Problems> {
     let top = Path::default();
     let mut problems = Problems::default();
-    let listen = listen(file.listen, &mut problems);
+    let mut named_files = NamedFiles::read(&file, directory, &mut problems);
+    let listen = listen(file.listen.take(), &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
     let health = health(&file.health, &mut problems);
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
-    let (models, servers) = models(file.models, resolve, &mut problems);
+    access::validate(&listen, admin.as_ref(), &file, &mut problems);
+    let (mut models, servers) = models(file.models, resolve, &mut problems);
+    for model in &mut models {
+        model.upstream_key = named_files.upstream_keys.remove(&model.name);
+    }
     names(&models, file.default_model.as_deref(), &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
     addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
@@ -38,7 +46,10 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     }
     Ok(Config {
         listen: listen.iter().map(|place| place.address).collect(),
+        keys: named_files.keys,
+        allow_anonymous: file.allow_anonymous.unwrap_or(false),
         admin: admin.map(|place| place.address),
+        admin_token: named_files.admin_token,
         default_model: file.default_model,
         session_headers,
         decision_headers: file.decision_headers.unwrap_or(true),

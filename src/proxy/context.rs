@@ -10,6 +10,7 @@ use pingora::{Error, ErrorType};
 use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
+use crate::keys::{Caller, Slot};
 
 use super::attempt::Kept;
 use super::body::RequestBody;
@@ -21,6 +22,10 @@ use super::refusal::Refusal;
 pub struct Context {
     pub started: Instant,
     pub dialect: Dialect,
+    /// Who asks. It stays who it is, whatever a reload does to the key.
+    pub caller: Caller,
+    /// The place among the requests of the caller's key.
+    pub slot: Option<Slot>,
     /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
     pub request: Option<EngineRequest>,
     pub body: Option<RequestBody>,
@@ -109,6 +114,8 @@ impl Context {
         Context {
             started: Instant::now(),
             dialect: Dialect::OpenAi,
+            caller: Caller::default(),
+            slot: None,
             request: None,
             body: None,
             late: None,
@@ -161,6 +168,12 @@ impl Context {
         Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
     }
 
+    /// All of the answer has come, and only the writing of it is left. The caller's place is given back before that: who asks
+    /// again at the last byte, on whatever connection, is not one too many.
+    pub fn answered(&mut self) {
+        self.slot = None;
+    }
+
     /// The first byte of the response body has come.
     pub fn first_byte(&mut self) -> Option<Duration> {
         if self.first_byte.is_some() {
@@ -178,7 +191,7 @@ impl Context {
             && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
-            lease.served();
+            lease.served(elapsed);
         }
         Some(elapsed)
     }
@@ -198,7 +211,8 @@ impl Context {
 
     /// Whether a rank that the client names is for the engine to obey: it may name one, and kvpin doesn't know the ranks.
     pub fn passes_rank(&self) -> bool {
-        self.request.as_ref().is_some_and(|request| request.model.client_pins && request.model.engine_balances)
+        let may = |request: &EngineRequest| request.model.client_pins && request.model.engine_balances;
+        self.caller.may_pin() && self.request.as_ref().is_some_and(may)
     }
 
     /// Whether the engine has accepted the turn.

@@ -93,6 +93,11 @@ impl Exchange {
         }
     }
 
+    /// Whether the response has come to its end, so that what is at hand of it is the last.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// The connection, if the next request may use it.
     pub fn into_reusable(self) -> Option<HttpSession> {
         matches!(self.upload, Upload::Sent).then_some(self.replica)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! early_request_filter    limits of the head
-//! request_filter          endpoint, body up to the model and the session, decision -> lease; refusals end here
+//! request_filter          endpoint, API key, body up to the model and the session, decision -> lease; refusals end here
 //! proxy_upstream_filter   the turn and its answer (forward):
 //!     attempt             connect, send, hold the answer until it shows what it is   <---.
 //!     try_again           nothing has come of it: another replica, or another connection -'
@@ -14,6 +14,7 @@
 mod access_log;
 mod alarm;
 mod attempt;
+mod authorise;
 mod body;
 mod context;
 mod down;
@@ -156,8 +157,12 @@ impl ProxyHttp for Proxy {
             log_failure(error, outcome, context);
         }
         access_log::write(session, context);
+        if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
+            context.caller.count(verdict);
+        }
         // Before lingering: a client that is slow to go must hold neither a slot nor memory.
         context.lease = None;
+        context.slot = None;
         context.body = None;
         let answered_early = context.status.is_some() && !session.is_body_done();
         let refused = context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming);
@@ -188,14 +193,20 @@ impl Proxy {
     async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
         check_head(session, table.config.limits.head_bytes_max)?;
-        let route = match find_endpoint(session)? {
+        let endpoint = find_endpoint(session)?;
+        if endpoint.needs_key() {
+            context.caller = authorise::caller(&table, &session.req_header().headers)?;
+        }
+        let route = match endpoint {
             Endpoint::Engine(route) => route,
             Endpoint::Local(local) => {
-                local::serve(session, &table, local).await.map_err(|_| Refusal::BodyCutShort)?;
+                let served = local::serve(session, &table, &context.caller, local).await;
+                served.map_err(|_| Refusal::BodyCutShort)?;
                 return Ok(Admitted::Answered);
             }
         };
-        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        context.slot = context.caller.enter(self.routing.uptime())?;
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory, caller: &context.caller };
         let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
@@ -215,6 +226,7 @@ impl Proxy {
         } else {
             session.set_keepalive(None);
         }
+        context.answered();
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
         let told = match context.kept_waiting {

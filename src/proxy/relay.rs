@@ -32,6 +32,9 @@ impl Attempt<'_> {
             }
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
         }
+        if has_ended {
+            self.context.answered();
+        }
         if !begun.is_empty() {
             self.pass(begun).await?;
         }
@@ -39,6 +42,7 @@ impl Attempt<'_> {
             let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
             self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
+        self.context.answered();
         self.proxy.begun(self.session, self.context);
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
     }
@@ -46,6 +50,7 @@ impl Attempt<'_> {
     /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
     pub async fn tell(&mut self, kept: Kept) -> Result<()> {
         let Kept { head, body, status } = kept;
+        self.context.answered();
         self.context.status = Some(status);
         self.proxy.begun(self.session, self.context);
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
@@ -76,6 +81,9 @@ impl Attempt<'_> {
                 Event::Data(chunk) => {
                     self.alarm.put_off();
                     stall.is_over();
+                    if exchange.has_ended() {
+                        self.context.answered();
+                    }
                     self.pass(chunk).await?;
                     if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
                         told = self.alarm.last();
@@ -118,6 +126,7 @@ impl Attempt<'_> {
                 Event::Head(_) => {}
             }
         }
+        self.context.answered();
         self.proxy.begun(self.session, self.context);
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);

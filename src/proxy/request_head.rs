@@ -4,7 +4,8 @@
 //! What is stripped follows Pingora 0.9.1 (`proxy_common.rs`), whose own code for it can't be called.
 
 use http::header::{
-    CONTENT_LENGTH, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
+    AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING,
 };
 use pingora::Result;
 use pingora::http::RequestHeader;
@@ -20,6 +21,15 @@ const SESSION_HEADER: &str = "x-session-id";
 /// What else is between the client and kvpin. Replicas are spoken to in HTTP/1.1, and framed anew.
 const OF_CLIENT: [HeaderName; 5] =
     [HeaderName::from_static("http2-settings"), PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING];
+
+/// What a client shows to be let in: here, or by habit elsewhere. It is kvpin's to judge, so no engine sees it.
+const OF_CALLER: [HeaderName; 5] = [
+    AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+    COOKIE,
+];
 
 /// Headers that a client can't have removed by naming them in `Connection`. Without a length a body would go out in chunks;
 /// the others say who asks, and whom (CVE-2026-105299 was about those in Pingora).
@@ -44,6 +54,7 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     // kvpin has read or will read the body, so the client was already told to go on.
     head.remove_header(&EXPECT);
     head.remove_header(REPLICA_HEADER);
+    authorize(&mut head, context)?;
     if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
         head.insert_header(RANK_HEADER, rank.to_string())?;
     } else if !context.passes_rank() {
@@ -55,6 +66,21 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
         head.insert_header(SESSION_HEADER, key.to_string())?;
     }
     Ok(head)
+}
+
+/// Has the engine see its own key, if it has one, and never one that is kvpin's to judge. Where there are neither, what the
+/// client sends goes on: an engine may ask for it.
+fn authorize(head: &mut RequestHeader, context: &Context) -> Result<()> {
+    let authorization = context.request.as_ref().and_then(|request| request.model.upstream_authorization.as_ref());
+    if context.caller.has_key() || authorization.is_some() {
+        for name in &OF_CALLER {
+            head.remove_header(name);
+        }
+    }
+    if let Some(authorization) = authorization {
+        head.insert_header(AUTHORIZATION, authorization)?;
+    }
+    Ok(())
 }
 
 /// Takes away the headers of the connection and those that `Connection` names.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::header::AUTHORIZATION;
 use log::debug;
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
@@ -102,6 +103,9 @@ async fn ask(session: &mut HttpSession, server: &Server, path: &str) -> Result<V
 fn request(server: &Server, path: &str) -> pingora::Result<RequestHeader> {
     let mut request = RequestHeader::build("GET", path.as_bytes(), Some(2))?;
     request.insert_header("host", &server.authority)?;
+    if let Some(authorization) = &server.authorization {
+        request.insert_header(AUTHORIZATION, authorization)?;
+    }
     request.insert_header("user-agent", concat!("kvpin/", env!("CARGO_PKG_VERSION")))?;
     Ok(request)
 }

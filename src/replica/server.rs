@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use crate::balancer::{Balancer, ReplicaId, ReplicaSpec};
 use crate::dispatch::{Model, Table};
 
@@ -13,6 +15,8 @@ pub struct Server {
     pub address: SocketAddr,
     /// `host:port` as configured, for the `Host` header.
     pub authority: String,
+    /// What the engine is shown, if it asks for a key. vLLM does so for what is under `/v1` only, and takes it everywhere.
+    pub authorization: Option<HeaderValue>,
     pub replicas: Vec<Replica>,
 }
 
@@ -33,6 +37,8 @@ pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
             let server = servers.entry(spec.address).or_insert_with(|| Server {
                 address: spec.address,
                 authority: spec.authority.clone(),
+                // A server is one model's.
+                authorization: model.upstream_authorization.clone(),
                 replicas: Vec::new(),
             });
             server.replicas.push(Replica { model: Arc::clone(model), id, spec });

@@ -14,6 +14,7 @@ mod failure;
 mod health;
 mod identity;
 mod keep_alive;
+mod keys;
 mod metrics;
 mod models;
 mod pins;

@@ -4,6 +4,7 @@ pub mod call;
 pub mod claude;
 pub mod client;
 pub mod hand;
+pub mod keys;
 pub mod kvpin;
 pub mod recorder;
 pub mod replicas;
