@@ -2,6 +2,7 @@
 
 mod health;
 mod histories;
+mod kept;
 mod names;
 mod properties;
 mod relatives;
