@@ -78,3 +78,4 @@ pub mod proxy;
 pub mod replica;
 pub mod server;
 pub mod sim;
+pub mod state;
