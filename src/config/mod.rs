@@ -22,13 +22,14 @@ mod validate;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::HeaderName;
 use serde::Deserialize;
 
 pub use error::{ConfigError, Problem};
+pub use reload::Comparison;
 
 /// Everything that an operator decides, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +52,22 @@ pub struct Config {
     pub health: HealthConfig,
     /// How long running requests may go on after a stop was asked for, 1 s to 1 day.
     pub shutdown_grace: Duration,
+    /// Where pins and what else is remembered outlive the process.
+    pub state_file: StateFile,
+    /// Between two looks whether there is something new to write there, 1 s to 1 hour.
+    pub state_interval: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
+}
+
+/// Where what is remembered is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateFile {
+    /// In the directory that systemd gives the service, if it does.
+    Default,
+    Off,
+    /// An absolute path.
+    At(PathBuf),
 }
 
 /// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
@@ -188,10 +203,14 @@ impl Config {
         Self::from_yaml_resolving(text, &url::resolve)
     }
 
-    /// [`Self::from_yaml`] of a file. One that can't be read is an error that has the path and the operating system's reason.
+    /// The text of a file. One that can't be read is an error that has the path and the operating system's reason.
+    pub fn read(path: &Path) -> Result<String, ConfigError> {
+        read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))
+    }
+
+    /// [`Self::from_yaml`] of a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
-        Self::from_yaml(&text)
+        Self::from_yaml(&Self::read(path)?)
     }
 
     /// What works but may not be what was meant, a line each.
@@ -274,6 +293,17 @@ impl fmt::Display for Balancing {
             Balancing::LeastLoaded => "least_loaded",
             Balancing::Engine => "engine",
         })
+    }
+}
+
+/// As the file has it.
+impl fmt::Display for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateFile::Default => f.write_str("default"),
+            StateFile::Off => f.write_str("off"),
+            StateFile::At(path) => path.display().fmt(f),
+        }
     }
 }
 

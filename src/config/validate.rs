@@ -12,12 +12,12 @@ use super::error::Problems;
 use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
 use super::locate::Path;
 use super::url::Resolve;
-use super::{Config, HealthConfig, Limits, ModelConfig, model};
+use super::{Config, HealthConfig, Limits, ModelConfig, StateFile, model};
 
 /// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
-const ADMIN_OFF: &str = "off";
+const OFF: &str = "off";
 
 /// The configuration that a file means, or all that is wrong with it.
 pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Problems> {
@@ -29,6 +29,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
+    let state_file = state_file(file.state_file, &mut problems);
+    let state_interval_s = problems.number(&top, &bounds::STATE_INTERVAL, file.state_interval_s);
     let (models, servers) = models(file.models, resolve, &mut problems);
     names(&models, file.default_model.as_deref(), &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
@@ -46,6 +48,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
+        state_file,
+        state_interval: Duration::from_secs(state_interval_s),
         models,
     })
 }
@@ -131,8 +135,22 @@ fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     let path = Path::default().key("admin");
     match file {
         None => Some(Place { path, address: ADMIN_DEFAULT }),
-        Some(ADMIN_OFF) => None,
+        Some(OFF) => None,
         Some(text) => place(path, text, problems),
+    }
+}
+
+/// A relative path would depend on where the process was started.
+fn state_file(file: Option<String>, problems: &mut Problems) -> StateFile {
+    match file {
+        None => StateFile::Default,
+        Some(word) if word == OFF => StateFile::Off,
+        Some(path) if path.starts_with('/') && !path.ends_with('/') => StateFile::At(path.into()),
+        Some(path) => {
+            let reason = format!("`{path}` is not an absolute path of a file, nor `off`");
+            problems.add(Path::default().key("state_file"), reason);
+            StateFile::Off
+        }
     }
 }
 
