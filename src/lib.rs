@@ -74,6 +74,7 @@ pub mod config;
 pub mod conversation;
 pub mod dispatch;
 pub mod metrics;
+mod notify;
 pub mod proxy;
 pub mod replica;
 pub mod server;

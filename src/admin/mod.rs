@@ -3,14 +3,17 @@
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them.
 
+pub mod check;
 pub mod conversations;
 pub mod drain;
+pub mod lately;
 pub mod metrics;
 pub mod status;
 #[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,18 +29,26 @@ use serde_json::json;
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
 
+pub use lately::Lately;
 pub use status::Status;
+
+use lately::{ReloadStatus, UpgradeStatus};
 
 use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
 
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
 
-/// What the admin listener knows of the proxy: the edges don't know each other, so the server hands it over.
+/// Puts another process in the place of this one. Gives its process id, or says why it came to nothing.
+pub type Upgrade = dyn Fn() -> Pin<Box<dyn Future<Output = Result<u32, String>> + Send>> + Send + Sync;
+
+/// What the admin listener knows of the proxy and the process: the edges don't know each other, so the server hands it over.
 pub struct Proxied {
     /// Counts the requests that the proxy is handling at this moment.
     pub count_open: Box<dyn Fn() -> usize + Send + Sync>,
     pub explain: Box<Explain>,
+    pub lately: Arc<Lately>,
+    pub upgrade: Box<Upgrade>,
 }
 
 /// The admin listener's application.
@@ -51,6 +62,8 @@ pub struct View {
     pub uptime: Duration,
     /// Requests that the proxy is handling, waiting ones and side calls included.
     pub open_requests: usize,
+    pub last_reload: Option<ReloadStatus>,
+    pub last_failed_upgrade: Option<UpgradeStatus>,
     /// In the order of the configuration.
     pub models: Vec<(Arc<Model>, Snapshot)>,
 }
@@ -67,6 +80,10 @@ struct Page {
 const EXPLAIN: &str = "/api/v1/explain";
 pub const DRAIN: &str = "/api/v1/drain";
 pub const UNDRAIN: &str = "/api/v1/undrain";
+pub const CHECK: &str = "/api/v1/check";
+pub const UPGRADE: &str = "/api/v1/upgrade";
+/// The most bytes of an order that says nothing but that it is one.
+const EMPTY_ORDER_BYTES_MAX: usize = 64;
 /// The most bytes of an order to drain: two names, of at most 256 and 128 bytes, in JSON.
 const ORDER_BYTES_MAX: usize = 4_096;
 const JSON: &str = "application/json";
@@ -85,6 +102,8 @@ const CONTENTS: &str = concat!(
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
      /api/v1/undrain        the same the other way round\n\
+     /api/v1/check          what a reload would do with a configuration: POST its text; or use kvpin check --against running\n\
+     /api/v1/upgrade        POST {}: a new process takes over; or use kvpin upgrade\n\
      /health                200 as long as the process lives\n"
 );
 
@@ -105,6 +124,8 @@ impl ServeHttp for Admin {
             (&Method::POST, EXPLAIN) => Some(self.explain(session).await),
             (&Method::POST, DRAIN) => Some(self.order(session, Order::Drain).await),
             (&Method::POST, UNDRAIN) => Some(self.order(session, Order::Undrain).await),
+            (&Method::POST, CHECK) => Some(self.check(session).await),
+            (&Method::POST, UPGRADE) => Some(self.upgrade(session).await),
             _ => None,
         };
         if let Some(page) = posted {
@@ -131,6 +152,8 @@ impl Admin {
             "/api/v1/conversations" => Self::conversations,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
+            CHECK => return Page::wrong_method("POST", "POST the text of a configuration"),
+            UPGRADE => return Page::wrong_method("POST", "POST {} as application/json"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
         };
         if *method != Method::GET && *method != Method::HEAD {
@@ -152,21 +175,38 @@ impl Admin {
         }
     }
 
-    /// Drains the replica that the body names, or lets it serve again. Only JSON that says that it is JSON is taken: a page in
-    /// an operator's browser can't send such a request to another origin without asking first.
+    /// Drains the replica that the body names, or lets it serve again.
     async fn order(&self, session: &mut ServerSession, order: Order) -> Page {
-        let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        if !content_type.is_some_and(|value| value.starts_with(JSON)) {
-            session.set_keepalive(None);
-            return Page::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json");
-        }
-        let body = match read(session, ORDER_BYTES_MAX).await {
+        let body = match read_json(session, ORDER_BYTES_MAX).await {
             Ok(body) => body,
             Err(page) => return page,
         };
         match drain::order(&self.routing.table(), order, &body) {
             Ok(answer) => serde_json::to_vec(&answer).map_or_else(Page::failed, |answer| Page::ok(JSON, answer)),
             Err(refused) => Page::error(refused.status, &refused.message),
+        }
+    }
+
+    /// Says what a reload with the configuration in the body would do.
+    async fn check(&self, session: &mut ServerSession) -> Page {
+        let text = match read(session, check::TEXT_BYTES_MAX).await {
+            Ok(text) => text,
+            Err(page) => return page,
+        };
+        match check::check(self.routing.table(), text).await {
+            Ok(answer) => serde_json::to_vec(&answer).map_or_else(Page::failed, |answer| Page::ok(JSON, answer)),
+            Err(reason) => Page::error(StatusCode::BAD_REQUEST, &reason),
+        }
+    }
+
+    /// Has a new process take over, and answers when it has.
+    async fn upgrade(&self, session: &mut ServerSession) -> Page {
+        if let Err(page) = read_json(session, EMPTY_ORDER_BYTES_MAX).await {
+            return page;
+        }
+        match (self.proxied.upgrade)().await {
+            Ok(pid) => Page::ok(JSON, json!({ "pid": pid }).to_string()),
+            Err(reason) => Page::error(StatusCode::CONFLICT, &reason),
         }
     }
 
@@ -198,8 +238,26 @@ impl Admin {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
-        View { uptime: self.routing.uptime(), open_requests: (self.proxied.count_open)(), models: models.collect() }
+        let lately = &self.proxied.lately;
+        View {
+            uptime: self.routing.uptime(),
+            open_requests: (self.proxied.count_open)(),
+            last_reload: lately.reload.lock().clone(),
+            last_failed_upgrade: lately.upgrade.lock().clone(),
+            models: models.collect(),
+        }
     }
+}
+
+/// The whole body of an order. Only JSON that says that it is JSON is taken: a page in an operator's browser can't send such
+/// a request to another origin without asking first.
+async fn read_json(session: &mut ServerSession, bytes_max: usize) -> Result<Vec<u8>, Page> {
+    let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if !content_type.is_some_and(|value| value.starts_with(JSON)) {
+        session.set_keepalive(None);
+        return Err(Page::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json"));
+    }
+    read(session, bytes_max).await
 }
 
 /// The whole body of a request.

@@ -27,12 +27,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve by a configuration file. SIGHUP reloads it, SIGTERM finishes what is open and ends.
-    Run {
-        /// The configuration.
-        #[arg(long, short, value_name = "FILE")]
-        config: PathBuf,
-    },
+    /// Serve by a configuration file. SIGHUP reloads it, SIGUSR2 has a new process take over, SIGTERM finishes what is open and ends.
+    Run(run::RunArgs),
     /// Read a configuration and say what it means, or every problem with it.
     Check {
         /// The configuration.
@@ -68,7 +64,7 @@ pub fn main() -> ExitCode {
         }
     };
     match cli.command {
-        Command::Run { config } => run::run(&config),
+        Command::Run(args) => run::run(&args),
         Command::Check { config, json } => check::run(&config, json),
         Command::Drain(args) => drain::drain(&args),
         Command::Undrain(args) => drain::undrain(&args),

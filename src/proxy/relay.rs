@@ -28,6 +28,7 @@ impl Attempt<'_> {
             if !is_stream {
                 super::response_head::for_client(&mut head, self.context, &self.table)?;
             }
+            self.proxy.announce_departure(self.session);
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
         }
         self.alarm.set(self.limits().ping_interval.filter(|_| is_stream));
@@ -47,6 +48,7 @@ impl Attempt<'_> {
         self.context.status = Some(status);
         self.proxy.begun(self.session, self.context);
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
+            self.proxy.announce_departure(self.session);
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
             body
         } else if head.status.is_success() {

@@ -19,12 +19,13 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::dispatch::Routing;
 
-use super::Proxy;
+use super::{Departure, Proxy};
 
 /// The proxy with a watchdog on each of its connections.
 pub struct Watched {
     pub inner: Arc<HttpProxy<Proxy>>,
     pub routing: Arc<Routing>,
+    pub departure: Arc<Departure>,
 }
 
 /// What the requests of a connection leave behind for its watchdog.
@@ -59,6 +60,7 @@ fn tell(idle_since_ms: impl Fn(&Watchdog) -> u64) {
 #[async_trait]
 impl ServerApp for Watched {
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
+        let _connected = self.departure.enter();
         let watchdog = Arc::new(Watchdog { accepted: Instant::now(), idle_since_ms: AtomicU64::new(0) });
         let serve = WATCHDOG.scope(Arc::clone(&watchdog), self.inner.process_new(stream, shutdown));
         tokio::select! {
@@ -69,7 +71,9 @@ impl ServerApp for Watched {
         }
     }
 
+    /// Called when nothing is accepted any more. Pingora then closes what is idle, and at once.
     async fn cleanup(&self) {
+        self.departure.idle_time_is_over().await;
         ServerApp::cleanup(&*self.inner).await;
     }
 }

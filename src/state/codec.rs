@@ -121,7 +121,7 @@ impl<R: Read> Reader<R> {
             return Err(Damage::OtherVersion(version));
         }
         let mut reader = Reader { from, frames: 0, has_ended: false, buffer: Vec::new() };
-        match reader.next()? {
+        match reader.frame()? {
             Some(Frame::Head(head)) => Ok((reader, head)),
             Some(Frame::Model { .. } | Frame::Records(_) | Frame::End { .. }) | None => {
                 Err(reader.damaged("it stands where the head belongs"))
@@ -130,7 +130,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next model or records; `None` behind the last.
-    pub fn next(&mut self) -> Result<Option<Frame>, Damage> {
+    pub fn frame(&mut self) -> Result<Option<Frame>, Damage> {
         if self.has_ended {
             return Ok(None);
         }
@@ -279,7 +279,7 @@ mod tests {
     fn read(bytes: &[u8]) -> Result<Vec<Frame>, Damage> {
         let (mut reader, head) = Reader::begin(bytes)?;
         let mut frames = vec![Frame::Head(head)];
-        while let Some(frame) = reader.next()? {
+        while let Some(frame) = reader.frame()? {
             frames.push(frame);
         }
         Ok(frames)

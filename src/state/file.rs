@@ -35,7 +35,7 @@ pub fn find(path: &Path) -> Found {
 impl Stored {
     fn check(file: File) -> Result<Stored, Damage> {
         let (mut reader, head) = Reader::begin(BufReader::new(&file))?;
-        while reader.next()?.is_some() {}
+        while reader.frame()?.is_some() {}
         Ok(Stored { head, file })
     }
 
@@ -46,7 +46,7 @@ impl Stored {
     pub fn read(mut self, mut take: impl FnMut(Frame)) -> Result<(), Damage> {
         self.file.rewind()?;
         let (mut reader, _) = Reader::begin(BufReader::new(&self.file))?;
-        while let Some(frame) = reader.next()? {
+        while let Some(frame) = reader.frame()? {
             take(frame);
         }
         Ok(())

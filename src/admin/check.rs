@@ -1,0 +1,36 @@
+//! What a reload with another configuration would come to: a text is compared with what runs, and nothing changes.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+
+use crate::config::Comparison;
+use crate::dispatch::Table;
+
+use super::lately::ProblemStatus;
+
+/// The largest text that is taken, as that of a file.
+pub const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// What a reload would do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckAnswer {
+    /// Whether it would be taken.
+    pub ok: bool,
+    /// What would be otherwise, a line each.
+    pub changes: Vec<String>,
+    /// Why it would be refused.
+    pub problems: Vec<ProblemStatus>,
+    /// What works but may not be what was meant, and is new.
+    pub warnings: Vec<String>,
+}
+
+/// Compares a text with the configuration that runs. Its hostnames are resolved, which may take a while.
+pub async fn check(table: Arc<Table>, text: Vec<u8>) -> Result<CheckAnswer, String> {
+    let text = String::from_utf8(text).map_err(|_| "the configuration is no text in UTF-8".to_owned())?;
+    let compared = spawn_blocking(move || table.config.compare(&text)).await;
+    let Comparison { changes, problems, warnings } = compared.map_err(|error| error.to_string())?;
+    let problems: Vec<_> = problems.iter().map(ProblemStatus::from).collect();
+    Ok(CheckAnswer { ok: problems.is_empty(), changes, problems, warnings })
+}
