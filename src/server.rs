@@ -26,6 +26,7 @@ use pingora::services::listening::Service;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::admin::history::History;
 use crate::admin::{Lately, Proxied};
 use crate::config::Config;
 use crate::conversation::KeySecret;
@@ -62,6 +63,7 @@ pub struct Server {
     accepting: Mutex<Option<watch::Sender<bool>>>,
     open: OpenRequests,
     departure: Arc<Departure>,
+    history: Arc<History>,
     lately: Arc<Lately>,
     upgrades: Asks,
     upgrades_asked: Mutex<Option<mpsc::Receiver<AskUpgrade>>>,
@@ -107,7 +109,9 @@ impl Server {
         let threads = available_parallelism().map_or(1, |count| count.get());
         let runtimes = Runtimes { serving: runtime("kvpin-proxy", threads)?, control: runtime("kvpin-admin", 1)? };
         let (watching, on_end) = watch::channel(false);
-        runtimes.control.spawn(replica::watch(Arc::clone(&routing), on_end));
+        runtimes.control.spawn(replica::watch(Arc::clone(&routing), on_end.clone()));
+        let history = Arc::new(History::default());
+        runtimes.control.spawn(Arc::clone(&history).keep(Arc::clone(&routing), on_end));
         let (upgrades, upgrades_asked) = mpsc::channel(ASKS_MAX);
         Ok(Server {
             listen: sockets.listen.iter().map(|socket| socket.address).collect(),
@@ -117,6 +121,7 @@ impl Server {
             accepting: Mutex::default(),
             open: OpenRequests::default(),
             departure: Arc::default(),
+            history,
             lately: Arc::default(),
             upgrades,
             upgrades_asked: Mutex::new(Some(upgrades_asked)),
@@ -137,7 +142,8 @@ impl Server {
         let (proxy_table, proxy_stop) = (Arc::clone(&table), on_stop.clone());
         runtimes.serving.spawn(async move { proxy.start_service(Some(proxy_table), proxy_stop, 1).await });
         if let Some(address) = self.admin {
-            let mut page = admin::service(Arc::clone(&self.routing), address, self.proxied());
+            let mut page =
+                admin::service(Arc::clone(&self.routing), address, self.proxied(), Arc::clone(&self.history));
             runtimes.control.spawn(async move { page.start_service(Some(table), on_stop, 1).await });
         }
         *self.accepting.lock() = Some(accepting);

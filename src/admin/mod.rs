@@ -3,9 +3,11 @@
 //! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them.
 
+pub mod books;
 pub mod check;
 pub mod conversations;
 pub mod drain;
+pub mod history;
 pub mod lately;
 pub mod metrics;
 pub mod status;
@@ -15,10 +17,10 @@ mod tests;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::{Method, Response, StatusCode, header};
+use http::{Method, Response, StatusCode, Uri, header};
 use log::error;
 use pingora::apps::http_app::ServeHttp;
 use pingora::listeners::{L4BufferSettings, ListenerConfig};
@@ -35,6 +37,7 @@ pub use status::Status;
 use lately::{ReloadStatus, UpgradeStatus};
 
 use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
+use history::{History, Range};
 
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
@@ -55,6 +58,7 @@ pub struct Proxied {
 pub struct Admin {
     routing: Arc<Routing>,
     proxied: Proxied,
+    history: Arc<History>,
 }
 
 /// What every page is made from.
@@ -98,6 +102,7 @@ const CONTENTS: &str = concat!(
     "\n\n\
      /metrics               for Prometheus\n\
      /api/v1/status         models and replicas as JSON\n\
+     /api/v1/history        what the models did, ?range=1h in 10 s steps or ?range=1w in 5 min steps\n\
      /api/v1/conversations  where the newest conversations are pinned, as JSON\n\
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
@@ -108,8 +113,8 @@ const CONTENTS: &str = concat!(
 );
 
 /// The admin listener as one of Pingora's services.
-pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied) -> Service<Admin> {
-    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied });
+pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied, history: Arc<History>) -> Service<Admin> {
+    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied, history });
     // Without a write buffer the head of a response leaves even if no body follows it.
     let buffer = L4BufferSettings::default().write(0);
     service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
@@ -132,7 +137,7 @@ impl ServeHttp for Admin {
             return page.response(false);
         }
         let head = session.req_header();
-        let page = self.page(&head.method, head.uri.path());
+        let page = self.page(&head.method, &head.uri);
         let is_head = head.method == Method::HEAD;
         if page.allow.is_some() {
             // The request may have a body, which nobody is going to read.
@@ -143,13 +148,14 @@ impl ServeHttp for Admin {
 }
 
 impl Admin {
-    fn page(&self, method: &Method, path: &str) -> Page {
-        let render: fn(&Self) -> Result<Page, Page> = match path {
-            "/" => |_| Ok(Page::ok(TEXT, CONTENTS)),
-            "/health" => |_| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
-            "/metrics" => Self::metrics,
-            "/api/v1/status" => Self::status,
-            "/api/v1/conversations" => Self::conversations,
+    fn page(&self, method: &Method, uri: &Uri) -> Page {
+        let render: fn(&Self, &str) -> Result<Page, Page> = match uri.path() {
+            "/" => |_, _| Ok(Page::ok(TEXT, CONTENTS)),
+            "/health" => |_, _| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
+            "/metrics" => |admin, _| admin.metrics(),
+            "/api/v1/status" => |admin, _| admin.status(),
+            "/api/v1/conversations" => |admin, _| admin.conversations(),
+            "/api/v1/history" => Self::history,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
             CHECK => return Page::wrong_method("POST", "POST the text of a configuration"),
@@ -159,7 +165,7 @@ impl Admin {
         if *method != Method::GET && *method != Method::HEAD {
             return Page::wrong_method("GET, HEAD", "this page can only be read");
         }
-        render(self).unwrap_or_else(|page| page)
+        render(self, uri.query().unwrap_or_default()).unwrap_or_else(|page| page)
     }
 
     /// Explains the raw request that is the body of this one.
@@ -229,6 +235,16 @@ impl Admin {
         };
         let models: Vec<_> = table.models.iter().map(of_model).collect();
         let page = serde_json::to_vec(&json!({ "models": models })).map_err(Page::failed)?;
+        Ok(Page::ok(JSON, page))
+    }
+
+    fn history(&self, query: &str) -> Result<Page, Page> {
+        let word = query.split('&').find_map(|pair| pair.strip_prefix("range=")).unwrap_or("1h");
+        let range = Range::parse(word)
+            .ok_or_else(|| Page::error(StatusCode::BAD_REQUEST, "the range is 1h (the default) or 1w"))?;
+        let now = SystemTime::now();
+        let events = self.routing.events.since(now - range.length());
+        let page = serde_json::to_vec(&self.history.page(range, &events, now)).map_err(Page::failed)?;
         Ok(Page::ok(JSON, page))
     }
 

@@ -12,6 +12,7 @@ use crate::balancer::{self, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrap
 use crate::dispatch::Model;
 
 use super::View;
+use super::books::{Books, FirstByte, WorkingSet};
 use super::lately::{ReloadStatus, UpgradeStatus};
 
 /// Everything.
@@ -55,6 +56,11 @@ pub struct ModelStatus {
     /// Of the tokens that the engines looked up in their prefix caches since they started: the share that was found.
     pub prefix_hit_percent: Option<f64>,
     pub in_flight: u32,
+    /// The sums of the replicas' books.
+    #[serde(flatten)]
+    pub books: Books,
+    pub first_byte: FirstByte,
+    pub working_set: WorkingSet,
     /// Turns that got no replica, by reason.
     pub refused: BTreeMap<String, u64>,
     /// What an operator should know, in words.
@@ -123,6 +129,10 @@ pub struct ReplicaStatus {
     /// Token counting and the like.
     pub side: u64,
     pub outcomes: Outcomes,
+    #[serde(flatten)]
+    pub books: Books,
+    /// Tokens of the active conversations pinned here, as far as turns of them were measured.
+    pub working_set_tokens: u64,
     /// Turns in flight from which on a pinned turn may be served elsewhere.
     pub spill_threshold: u32,
     pub max_num_seqs: u32,
@@ -216,6 +226,9 @@ impl ModelStatus {
                 of_engines(|scrape| scrape.prefix_queries_tokens),
             ),
             in_flight: replicas.iter().map(|replica| replica.in_flight).sum(),
+            books: Books::of_model(snapshot),
+            first_byte: FirstByte::from(&snapshot.first_bytes),
+            working_set: WorkingSet::of(replicas),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
             notes: notes(snapshot),
             replicas: replicas.iter().map(ReplicaStatus::of).collect(),
@@ -267,6 +280,8 @@ impl ReplicaStatus {
                 abandoned: counters.abandoned,
                 moved_on: counters.moved_on,
             },
+            books: Books::from(&replica.ledger),
+            working_set_tokens: replica.held.active_tokens,
             spill_threshold: replica.spill_threshold,
             max_num_seqs: replica.max_num_seqs,
             max_num_seqs_source: replica.max_num_seqs_source.as_str().to_owned(),

@@ -60,7 +60,7 @@ fn model(name: &str) -> Arc<Model> {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), balancer)),
+        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), Arc::default(), balancer)),
     })
 }
 
@@ -269,7 +269,7 @@ async fn connect() -> TcpStream {
         lately: Arc::default(),
         upgrade: Box::new(|| Box::pin(async { Err("not today".to_owned()) })),
     };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied });
+    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied, history: Arc::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::conversation::{ChainKey, ConversationKey};
 
 use super::load::Signs;
+use super::pin::Tokens;
 
 /// A replica, and what an operator has ordered for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,8 @@ pub struct ReplicaRecord {
     pub address: SocketAddr,
     pub rank: Option<u16>,
     pub is_ordered_to_drain: bool,
+    /// Tokens that were computed on it, modulo 2^32, which [`Tokens::mark`] refers to.
+    pub computed: u32,
     /// What its engine was known by, so that a restart shows that nobody has watched.
     pub signs: Option<Signs>,
 }
@@ -40,10 +43,11 @@ pub struct PinRecord {
     /// The place among the [`ReplicaRecord`]s that it was exported with.
     pub replica: u16,
     pub parent: Option<RawKey>,
-    /// As in [`super::affinity::Pin`].
+    /// As in [`super::pin::Pin`].
     pub joined: bool,
     /// Whether the replica had kept its cache since.
     pub has_claim: bool,
+    pub tokens: Option<Tokens>,
     pub age_ms: u64,
 }
 

@@ -1,10 +1,12 @@
 //! A replica as the balancer sees it: what it is, whether it is up, its load, and what it was given to do.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::health::{DrainReason, Health};
+use super::ledger::Ledger;
 use super::load::{Load, Scrape};
 use super::policy::HealthPolicy;
 use super::records::ReplicaRecord;
@@ -13,7 +15,10 @@ use super::vitals::Vitals;
 
 /// The index of a replica within its model. It stays the same as long as the replica is configured, over reloads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaId(u16);
+pub struct ReplicaId(
+    /// One more than the index, so that an `Option` of it is no larger: pins have one.
+    NonZeroU16,
+);
 
 /// What a replica is and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +85,9 @@ pub(super) struct Replica {
     /// What stands in for a scrape until there is one: what its engine was known by before this process.
     pub baseline: Option<Scrape>,
     pub counters: Counters,
+    pub ledger: Ledger,
+    /// Tokens that were computed on it for kvpin's turns, modulo 2^32: what has come into its cache.
+    pub computed: u32,
     /// The engine's own `max_num_seqs`, where it tells.
     pub reported_max_num_seqs: Option<u32>,
 }
@@ -87,11 +95,12 @@ pub(super) struct Replica {
 impl ReplicaId {
     /// The id at a place in the model's list. The configuration bounds a model to 1,024 replicas.
     pub fn from_index(index: usize) -> Option<ReplicaId> {
-        u16::try_from(index).ok().map(ReplicaId)
+        let number = u16::try_from(index).ok()?.checked_add(1)?;
+        NonZeroU16::new(number).map(ReplicaId)
     }
 
     pub fn index(self) -> usize {
-        usize::from(self.0)
+        usize::from(self.0.get()) - 1
     }
 }
 
@@ -113,6 +122,8 @@ impl Replica {
             load: Load::default(),
             baseline: None,
             counters: Counters::default(),
+            ledger: Ledger::default(),
+            computed: 0,
             reported_max_num_seqs: None,
         }
     }
@@ -191,6 +202,7 @@ impl Replica {
             address: *address,
             rank: *rank,
             is_ordered_to_drain: self.is_ordered_to_drain,
+            computed: self.computed,
             signs: self.load.scrape().or(self.baseline.as_ref()).map(|scrape| scrape.signs),
         }
     }

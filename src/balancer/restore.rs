@@ -43,8 +43,11 @@ impl Balancer {
             if record.is_ordered_to_drain {
                 self.order(target.id, Order::Drain, now);
             }
+            let replica = &mut self.replicas[target.id.index()];
+            // What the pins' marks refer to.
+            replica.computed = replica.computed.wrapping_add(record.computed);
             if let Some(signs) = record.signs {
-                self.replicas[target.id.index()].baseline = Some(Scrape { signs, ..Scrape::default() });
+                replica.baseline = Some(Scrape { signs, ..Scrape::default() });
             }
         }
         Restore { targets, downtime }

@@ -1,5 +1,6 @@
 //! Facts and properties of the decision core, on a clock that the test holds.
 
+mod accounts;
 mod health;
 mod histories;
 mod kept;

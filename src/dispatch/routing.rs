@@ -11,7 +11,7 @@ use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::metrics::Metrics;
 
-use super::{Clock, Dispatcher};
+use super::{Clock, Dispatcher, Events};
 
 /// What every part that serves needs: the current table, and what outlives a table.
 pub struct Routing {
@@ -19,6 +19,8 @@ pub struct Routing {
     clock: Clock,
     key_secret: KeySecret,
     pub metrics: Metrics,
+    /// What has happened lately.
+    pub events: Arc<Events>,
 }
 
 /// The models as one configuration has them.
@@ -71,8 +73,9 @@ impl Routing {
     pub fn new(config: Config, key_secret: KeySecret, metrics: Metrics) -> Self {
         let clock = Clock::start();
         let health = health_policy(&config);
-        let table = Table::build(config, |model| new_dispatcher(model, health, clock));
-        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics }
+        let events = Arc::new(Events::default());
+        let table = Table::build(config, |model| new_dispatcher(model, health, clock, &events));
+        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics, events }
     }
 
     /// The current table.
@@ -104,7 +107,7 @@ impl Routing {
                 known.dispatcher.with(|balancer, now| balancer.reconfigure(policy, specs(model), now));
                 Arc::clone(&known.dispatcher)
             }
-            None => new_dispatcher(model, health, self.clock),
+            None => new_dispatcher(model, health, self.clock, &self.events),
         });
         self.table.store(Arc::new(table));
         Reloaded::Applied(changes)
@@ -155,8 +158,9 @@ impl Model {
     }
 }
 
-fn new_dispatcher(model: &ModelConfig, health: HealthPolicy, clock: Clock) -> Arc<Dispatcher> {
-    Arc::new(Dispatcher::new(&model.name, clock, Balancer::new(policy(model, health), specs(model), clock.now())))
+fn new_dispatcher(model: &ModelConfig, health: HealthPolicy, clock: Clock, events: &Arc<Events>) -> Arc<Dispatcher> {
+    let balancer = Balancer::new(policy(model, health), specs(model), clock.now());
+    Arc::new(Dispatcher::new(&model.name, clock, Arc::clone(events), balancer))
 }
 
 // What `check` says of a file must be what the balancer does; neither may know the other.

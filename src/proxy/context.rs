@@ -178,7 +178,7 @@ impl Context {
             && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
-            lease.served();
+            lease.served(elapsed);
         }
         Some(elapsed)
     }

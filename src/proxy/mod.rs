@@ -39,6 +39,7 @@ mod request_head;
 mod response_head;
 mod search;
 mod splice;
+mod stall;
 mod trouble;
 mod upstream;
 pub mod watchdog;

@@ -5,10 +5,12 @@ use pingora::{Error, ErrorType, Result};
 use tokio::time::{Duration, Instant};
 
 use crate::balancer::Evidence;
+use crate::dispatch::Lease;
 
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
 use super::exchange::{Event, Exchange};
 use super::in_stream;
+use super::stall::{Call, Stall};
 
 /// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
 const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -31,12 +33,12 @@ impl Attempt<'_> {
             self.proxy.announce_departure(self.session);
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
         }
-        self.alarm.set(self.limits().ping_interval.filter(|_| is_stream));
         if !begun.is_empty() {
             self.pass(begun).await?;
         }
         if !has_ended {
-            self.flow(exchange).await?;
+            let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
+            self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
         self.proxy.begun(self.session, self.context);
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
@@ -68,22 +70,36 @@ impl Attempt<'_> {
     }
 
     /// Passes on what comes until it has come to its end.
-    async fn flow(&mut self, exchange: &mut Exchange) -> Result<()> {
+    async fn flow(&mut self, exchange: &mut Exchange, mut stall: Stall) -> Result<()> {
+        self.alarm.set(Some(stall.look_every));
         let mut told = Instant::now();
         loop {
             match exchange.next(self.session, self.context, &mut self.alarm).await? {
                 Event::Data(chunk) => {
                     self.alarm.put_off();
+                    stall.is_over();
                     self.pass(chunk).await?;
                     if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
                         told = self.alarm.last();
                         self.proxy.observe(self.context, Evidence::Served);
                     }
                 }
-                Event::Silence => self.ping().await?,
+                Event::Silence => self.bear(&mut stall).await?,
                 Event::End => return Ok(()),
                 Event::Head(_) => return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a second head").into_up()),
             }
+        }
+    }
+
+    /// Waits on with the client, unless nothing can be hoped for.
+    async fn bear(&mut self, stall: &mut Stall) -> Result<()> {
+        let call = stall.look();
+        if stall.is_unbearable() && self.context.lease.as_ref().is_some_and(Lease::is_down) {
+            return Err(Error::explain(ErrorType::ReadTimedout, "silent, and its replica is down").into_up());
+        }
+        match call {
+            Call::Ping => self.ping().await,
+            Call::Wait => Ok(()),
         }
     }
 

@@ -160,7 +160,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), balancer)),
+        dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), Arc::default(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();
     Server { address, authority: address.to_string(), replicas }

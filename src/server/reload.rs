@@ -6,7 +6,7 @@ use log::{info, warn};
 
 use crate::admin::lately::ReloadStatus;
 use crate::config::{Config, ConfigError, Problem};
-use crate::dispatch::Reloaded;
+use crate::dispatch::{EventKind, Reloaded};
 
 use super::Server;
 use super::transfer::unix_ms;
@@ -25,7 +25,9 @@ impl Server {
         let metrics = &self.routing.metrics;
         let (outcome, status) = match applied {
             Ok(changes) => {
-                info!("reloaded: {}", if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") });
+                let said = if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") };
+                info!("reloaded: {said}");
+                self.routing.events.add(EventKind::Reload, "", "", format!("reloaded: {said}"));
                 metrics.last_reload_success_at.set(unix_ms() as f64 / 1_000.0);
                 ("applied", ReloadStatus::applied(changes))
             }

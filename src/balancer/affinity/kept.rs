@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use crate::conversation::ConversationKey;
 
-use super::super::export::age_ms;
+use super::super::pin::{Pin, millis};
 use super::super::records::PinRecord;
 use super::super::replica::ReplicaId;
 use super::super::walk::{Place, Used, Walked, used_since};
-use super::{ACTIVE_WINDOW, Affinity, List, Pin};
+use super::{ACTIVE_WINDOW, Affinity, List};
 
 impl Used for Pin {
     fn last_used(&self) -> Duration {
-        self.last_used
+        Duration::from_millis(self.last_used_ms)
     }
 }
 
@@ -45,7 +45,8 @@ impl Affinity {
 
     /// The pins that were used at or after `since`, `max` at most, in the order of use. All of them are active.
     pub fn export_since(&self, since: Duration, max: usize, at: Duration) -> Vec<PinRecord> {
-        let used = used_since(&self.active, since, max);
+        // Pins keep the time in milliseconds.
+        let used = used_since(&self.active, Duration::from_millis(millis(since)), max);
         let mut records: Vec<_> = used.map(|(key, pin)| pin.record(*key, &self.epochs, at)).collect();
         records.reverse();
         records
@@ -56,7 +57,7 @@ impl Affinity {
     pub fn restore(&mut self, record: &PinRecord, replica: ReplicaId, last_used: Duration, now: Duration) -> bool {
         let key = record.key.into();
         let known = self.active.get(&key).or_else(|| self.idle.get(&key));
-        if known.is_some_and(|pin| pin.in_flight > 0 || pin.last_used > last_used) {
+        if known.is_some_and(|pin| pin.in_flight > 0 || pin.last_used_ms > millis(last_used)) {
             return false;
         }
         let mut pin = Pin::new(replica, record.parent.map(ConversationKey::from).filter(|parent| *parent != key));
@@ -65,7 +66,8 @@ impl Affinity {
         // Any epoch but the present one is lost.
         let epoch = self.epoch(replica);
         pin.epoch = if record.has_claim { epoch } else { epoch.wrapping_sub(1) };
-        pin.last_used = last_used;
+        pin.last_used_ms = millis(last_used);
+        pin.measure(record.tokens.unwrap_or_default());
         if self.is_forgotten(&pin, now) {
             return false;
         }
@@ -85,7 +87,8 @@ impl Affinity {
             List::Active => &self.active,
             List::Idle => &self.idle,
         };
-        pin.last_used = pins.back().map_or(pin.last_used, |(_, newest)| pin.last_used.max(newest.last_used));
+        pin.last_used_ms =
+            pins.back().map_or(pin.last_used_ms, |(_, newest)| pin.last_used_ms.max(newest.last_used_ms));
         match list {
             List::Active => {
                 self.put(key, pin);
@@ -107,7 +110,8 @@ impl Pin {
             parent: self.parent().map(Into::into),
             joined: self.joined,
             has_claim: self.epoch == epoch,
-            age_ms: age_ms(self.last_used, at),
+            tokens: self.tokens(),
+            age_ms: millis(at).saturating_sub(self.last_used_ms),
         }
     }
 }

@@ -242,6 +242,30 @@ fn a_smaller_table_keeps_what_was_used_last() {
 }
 
 #[test]
+fn a_record_comes_out_as_it_went_in() {
+    let mut before = Rig::new(1, policy());
+    let home = before.turn(1).replica;
+    before.balancer.replicas[home.index()].computed = 1_000;
+    let tokens = Some(Tokens { prompt: 9_000, completion: 300, mark: 400, was_spilled: true });
+    let pin = PinRecord {
+        key: RawKey::from(ConversationKey(9)),
+        replica: 0,
+        parent: Some(RawKey::from(ConversationKey(1))),
+        joined: true,
+        has_claim: true,
+        tokens,
+        age_ms: 5,
+    };
+    let (replicas, mut parts) = export(&mut before, 100, |_| {});
+    parts.insert(0, Records::Pins(vec![pin]));
+    let mut after = restored(&(replicas, parts), specs(1), Duration::ZERO);
+    assert_eq!(after.balancer.snapshot(after.now).replicas[0].held.active_tokens, 9_300);
+    let (replicas, parts) = export(&mut after, 100, |_| {});
+    assert_eq!(replicas[0].computed, 1_000);
+    assert!(parts.iter().any(|records| matches!(records, Records::Pins(pins) if pins.contains(&pin))), "{parts:?}");
+}
+
+#[test]
 fn every_change_of_what_is_kept_shows() {
     let mut rig = Rig::new(2, policy());
     let mut last = rig.balancer.changes();
@@ -262,13 +286,18 @@ fn every_change_of_what_is_kept_shows() {
 fn records() -> impl Strategy<Value = Records> {
     let key = || (0..12u64).prop_map(|key| RawKey::from(ConversationKey(key)));
     let age = || prop_oneof![0..200_000u64, Just(u64::MAX), 0..9_000_000u64];
-    let pin = (key(), 0..6u16, prop::option::of(key()), any::<bool>(), any::<bool>(), age()).prop_map(
-        |(key, replica, parent, joined, has_claim, age_ms)| PinRecord {
+    let tokens = prop::option::of(
+        (any::<u32>(), any::<u16>(), any::<u32>(), any::<bool>())
+            .prop_map(|(prompt, completion, mark, was_spilled)| Tokens { prompt, completion, mark, was_spilled }),
+    );
+    let pin = (key(), 0..6u16, prop::option::of(key()), any::<bool>(), any::<bool>(), tokens, age()).prop_map(
+        |(key, replica, parent, joined, has_claim, tokens, age_ms)| PinRecord {
             key,
             replica,
             parent,
             joined,
             has_claim,
+            tokens,
             age_ms,
         },
     );
@@ -308,7 +337,7 @@ proptest! {
             .into_iter()
             .map(|(name, address, is_ordered_to_drain, signs)| {
                 let address = spec(address).address;
-                ReplicaRecord { name: spec(name).name, address, rank: None, is_ordered_to_drain, signs }
+                ReplicaRecord { name: spec(name).name, address, rank: None, is_ordered_to_drain, computed: 5, signs }
             })
             .collect();
         let bounds = Bounds { entries_max: 8, ..policy().bounds };
@@ -331,7 +360,7 @@ proptest! {
         turns in prop::collection::vec((0..40u64, 0..90_000u64), 1..120),
         max in 1..20usize,
         // Less than a minute in all.
-        meanwhile in prop::collection::vec((0..40u64, 0..1_000u64), 0..59),
+        meanwhile in prop::collection::vec((0..40u64, 1..1_000u64), 0..59),
     ) {
         let mut before = Rig::new(3, policy());
         for (conversation, later_ms) in turns {
