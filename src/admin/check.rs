@@ -10,8 +10,15 @@ use crate::dispatch::Table;
 
 use super::lately::ProblemStatus;
 
-/// The largest text that is taken, as that of a file.
-pub const TEXT_BYTES_MAX: usize = 1 << 20;
+/// The most bytes of a request: a file of the largest size that is read, every character of it escaped.
+pub const REQUEST_BYTES_MAX: usize = 8 << 20;
+
+/// A configuration to compare.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckRequest {
+    pub text: String,
+}
 
 /// What a reload would do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,8 +34,9 @@ pub struct CheckAnswer {
 }
 
 /// Compares a text with the configuration that runs. Its hostnames are resolved, which may take a while.
-pub async fn check(table: Arc<Table>, text: Vec<u8>) -> Result<CheckAnswer, String> {
-    let text = String::from_utf8(text).map_err(|_| "the configuration is no text in UTF-8".to_owned())?;
+pub async fn check(table: Arc<Table>, request: &[u8]) -> Result<CheckAnswer, String> {
+    let CheckRequest { text } =
+        serde_json::from_slice(request).map_err(|error| format!(r#"this takes {{"text": YAML}}: {error}"#))?;
     let compared = spawn_blocking(move || table.config.compare(&text)).await;
     let Comparison { changes, problems, warnings } = compared.map_err(|error| error.to_string())?;
     let problems: Vec<_> = problems.iter().map(ProblemStatus::from).collect();

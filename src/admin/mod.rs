@@ -107,7 +107,7 @@ const CONTENTS: &str = concat!(
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
      /api/v1/undrain        the same the other way round\n\
-     /api/v1/check          what a reload would do with a configuration: POST its text; or use kvpin check --against running\n\
+     /api/v1/check          what a reload would do with a configuration: POST {\"text\": YAML}; or use kvpin check --against running\n\
      /api/v1/upgrade        POST {}: a new process takes over; or use kvpin upgrade\n\
      /health                200 as long as the process lives\n"
 );
@@ -158,7 +158,7 @@ impl Admin {
             "/api/v1/history" => Self::history,
             EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
-            CHECK => return Page::wrong_method("POST", "POST the text of a configuration"),
+            CHECK => return Page::wrong_method("POST", "POST the text of a configuration as application/json"),
             UPGRADE => return Page::wrong_method("POST", "POST {} as application/json"),
             _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
         };
@@ -195,11 +195,11 @@ impl Admin {
 
     /// Says what a reload with the configuration in the body would do.
     async fn check(&self, session: &mut ServerSession) -> Page {
-        let text = match read(session, check::TEXT_BYTES_MAX).await {
-            Ok(text) => text,
+        let request = match read_json(session, check::REQUEST_BYTES_MAX).await {
+            Ok(request) => request,
             Err(page) => return page,
         };
-        match check::check(self.routing.table(), text).await {
+        match check::check(self.routing.table(), &request).await {
             Ok(answer) => serde_json::to_vec(&answer).map_or_else(Page::failed, |answer| Page::ok(JSON, answer)),
             Err(reason) => Page::error(StatusCode::BAD_REQUEST, &reason),
         }

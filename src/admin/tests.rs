@@ -339,14 +339,17 @@ async fn post(path: &str, content_type: &str, body: &str) -> (String, serde_json
 #[tokio::test]
 async fn a_text_is_compared_with_what_runs_and_nothing_changes() {
     let other = "models:\n  tiny:\n    replicas: [http://127.0.0.1:9, http://127.0.0.1:10]\n";
-    let (head, answer) = post("/api/v1/check", "application/yaml", other).await;
+    async fn compared(text: &str) -> (String, serde_json::Value) {
+        post("/api/v1/check", "application/json", &serde_json::json!({ "text": text }).to_string()).await
+    }
+    let (head, answer) = compared(other).await;
     assert!(head.starts_with("http/1.1 200"), "{head}");
     let changes = ["listen: [127.0.0.1:0] -> [127.0.0.1:8080]", "model tiny: replica 127.0.0.1:10 added"];
     assert_eq!((&answer["ok"], &answer["changes"]), (&false.into(), &changes.as_slice().into()));
     assert_eq!(answer["problems"][0]["path"], "listen");
-    let (_, answer) = post("/api/v1/check", "text/plain", &format!("listen: [127.0.0.1:0]\n{other}")).await;
+    let (_, answer) = compared(&format!("listen: [127.0.0.1:0]\n{other}")).await;
     assert_eq!((&answer["ok"], answer["changes"].as_array().map(Vec::len)), (&true.into(), Some(1)));
-    let (_, answer) = post("/api/v1/check", "text/plain", "models:\n  m: {}\n").await;
+    let (_, answer) = compared("models:\n  m: {}\n").await;
     assert_eq!((&answer["ok"], &answer["problems"][0]["line"]), (&false.into(), &2.into()));
 }
 
