@@ -1,5 +1,6 @@
 //! A strict HTTP/1.1 client on a bare socket: it shows every chunk as it came, and whether a response came to its end.
 
+use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -66,11 +67,16 @@ pub async fn call(address: SocketAddr, call: &Call) -> Reply {
 
 impl Wire {
     pub async fn connect(address: SocketAddr) -> Self {
-        let stream = within("a connection", TcpStream::connect(address)).await.expect("connects");
+        Wire::try_connect(address).await.expect("connects")
+    }
+
+    /// A connection, or why there is none.
+    pub async fn try_connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = within("a connection", TcpStream::connect(address)).await?;
         stream.set_nodelay(true).expect("sets TCP_NODELAY");
         let (reader, writer) = stream.into_split();
         let reader = Reader { stream: reader, buffer: BytesMut::new(), body: Body::Nothing };
-        Wire { reader, writer }
+        Ok(Wire { reader, writer })
     }
 
     /// Sends the whole request and waits for the whole response.
