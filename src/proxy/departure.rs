@@ -4,11 +4,16 @@
 //! from the first moment of a departure on every answer says that its connection closes, and a connection whose last answer
 //! didn't say so is given some time for one more request: [`LINGER`] when the process ends, and all the time that an idle
 //! connection has when another process has taken over.
+//!
+//! That other process gets the next turn of a conversation whose turn is served here, as soon as the client has the answer's
+//! end. So the first byte of an answer waits until the other process knows what the turn teaches.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use pingora::proxy::Session;
 use tokio::sync::watch;
 
@@ -26,18 +31,25 @@ pub enum Leaving {
 }
 
 /// The way out of the process, and who is still there.
-#[derive(Debug)]
 pub struct Departure {
     leaving: watch::Sender<Leaving>,
     connections: AtomicUsize,
+    teacher: ArcSwapOption<Teacher>,
 }
+
+/// Lets another process know what was learned of conversations until now. Ends when it does, or after a short while.
+pub struct Teacher(pub Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>);
 
 /// A client's connection. Dropped when it is closed.
 pub struct Connected(Arc<Departure>);
 
 impl Default for Departure {
     fn default() -> Self {
-        Departure { leaving: watch::Sender::new(Leaving::No), connections: AtomicUsize::new(0) }
+        Departure {
+            leaving: watch::Sender::new(Leaving::No),
+            connections: AtomicUsize::new(0),
+            teacher: ArcSwapOption::empty(),
+        }
     }
 }
 
@@ -49,6 +61,19 @@ impl Departure {
     /// Whether clients are to use their connections no more.
     pub fn has_begun(&self) -> bool {
         *self.leaving.borrow() != Leaving::No
+    }
+
+    /// Whom to let know of turns that are served here, if there is another process that serves.
+    pub fn set_teacher(&self, teacher: Option<Teacher>) {
+        self.teacher.store(teacher.map(Arc::new));
+    }
+
+    /// The first byte of an answer is about to go out.
+    pub async fn teach(&self) {
+        let teacher = self.teacher.load_full();
+        if let Some(Teacher(teach)) = teacher.as_deref() {
+            teach().await;
+        }
     }
 
     /// Connections that are open, idle ones too.

@@ -59,7 +59,7 @@ use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
-pub use departure::{Departure, Leaving};
+pub use departure::{Departure, Leaving, Teacher};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 

@@ -40,7 +40,7 @@ impl Attempt<'_> {
             let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
             self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
     }
 
@@ -48,7 +48,7 @@ impl Attempt<'_> {
     pub async fn tell(&mut self, kept: Kept) -> Result<()> {
         let Kept { head, body, status } = kept;
         self.context.status = Some(status);
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
             self.proxy.announce_departure(self.session);
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
@@ -104,7 +104,7 @@ impl Attempt<'_> {
     }
 
     async fn pass(&mut self, chunk: Bytes) -> Result<()> {
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.pings.passed(&chunk);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }
@@ -120,7 +120,7 @@ impl Attempt<'_> {
                 Event::Head(_) => {}
             }
         }
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
         self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)

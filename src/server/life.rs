@@ -156,7 +156,7 @@ impl Life {
                 Some(asked_by) = self.asked.recv() => upgrading = self.begin_upgrade(upgrading, Some(asked_by)),
                 prepared = prepared(&mut upgrading), if upgrading.is_some() => {
                     let asked_by = upgrading.take().and_then(|upgrading| upgrading.asked_by);
-                    if let Some(retiree) = self.hand_over(prepared, asked_by) {
+                    if let Some(retiree) = self.hand_over(prepared, asked_by).await {
                         return End::Replaced(Box::new(retiree));
                     }
                 }
@@ -190,13 +190,16 @@ impl Life {
     }
 
     /// Has the new process serve, if it is ready to.
-    fn hand_over(&self, prepared: anyhow::Result<Successor>, asked_by: Option<AskUpgrade>) -> Option<Retiree> {
+    async fn hand_over(&self, prepared: anyhow::Result<Successor>, asked_by: Option<AskUpgrade>) -> Option<Retiree> {
         // Its own writes begin with the word, and a write of this one must not come behind them.
         self.keeper.give_away();
-        let handed_over = prepared.and_then(|successor| {
-            notify::main_process_is(successor.pid());
-            successor.go()
-        });
+        let handed_over = match prepared {
+            Ok(successor) => {
+                notify::main_process_is(successor.pid());
+                successor.go(Arc::clone(&self.server.departure)).await
+            }
+            Err(error) => Err(error),
+        };
         let upgrades = &self.server.routing.metrics.upgrades;
         match handed_over {
             Ok(retiree) => {
@@ -228,12 +231,12 @@ impl Life {
             tokio::select! {
                 drained = &mut drained => {
                     tell(drained);
-                    retiree.finish();
+                    retiree.finish().await;
                     return Retired::Done;
                 }
-                heard = retiree.heard.recv() => match heard {
-                    Some(Heard::Settled) => server.close(),
-                    Some(Heard::Gone) | None => {
+                heard = retiree.heard() => match heard {
+                    Heard::Settled => server.close(),
+                    Heard::Gone => {
                         if self.serve_again() {
                             return Retired::Recalled;
                         }
@@ -246,7 +249,7 @@ impl Life {
                 Some(asked_by) = self.asked.recv() => refuse(Some(asked_by), "another process serves already"),
                 () = told_to_end(&mut self.signals.end) => {
                     self.finish(grace).await;
-                    retiree.finish();
+                    retiree.finish().await;
                     return Retired::Done;
                 }
             }

@@ -7,19 +7,18 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use log::warn;
-use tokio::sync::mpsc as async_mpsc;
 
 use crate::dispatch::{Model, Routing};
-use crate::server::transfer::{SLICE_MAX, head, write_models};
+use crate::proxy::Departure;
+use crate::server::transfer::{head, write_models};
 use crate::state::{Writer, codec};
 
 use super::message::{Channel, Message, PROTOCOL};
+use super::teach::{Heard, Learning, School};
 
 /// How long each step of the new process may take: to read its configuration, whose hostnames may be slow to resolve, and to
 /// restore a million conversations.
@@ -28,11 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process that has closed the way may take to end.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// How often what was learned is passed on. A client that has the end of an answer here and asks the new process its next
-/// question finds its conversation there.
-const LEARNED_EVERY: Duration = Duration::from_millis(20);
-
-/// How long the new process may not take what is written to it.
+/// How long the new process may not take what is written to it, once it serves.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// How the new process is started.
@@ -49,33 +44,11 @@ pub struct Successor {
     since: Vec<Learning>,
 }
 
-/// A model, and from when on what is learned of it is new to the other process.
-struct Learning {
-    model: Arc<Model>,
-    since: Duration,
-}
-
 /// What is left of this process's role when another one serves.
 pub struct Retiree {
     pub successor_pid: u32,
-    pub heard: async_mpsc::UnboundedReceiver<Heard>,
-    to_tell: mpsc::Sender<Tell>,
-}
-
-/// What is heard from the new process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// It needs no one to fall back on any more.
-    Settled,
-    /// It has ended.
-    Gone,
-}
-
-/// What the new process is told.
-enum Tell {
-    Reload,
-    /// That this was all; the sender is dropped when it was said.
-    Done(mpsc::Sender<()>),
+    child: Started,
+    school: School,
 }
 
 /// A child that is ended when it is dropped.
@@ -122,36 +95,38 @@ impl Successor {
         self.child.pid()
     }
 
-    /// Tells it to serve. From here on it is not ended with this process.
-    pub fn go(mut self) -> anyhow::Result<Retiree> {
-        self.channel.stream().set_read_timeout(None)?;
-        self.channel.stream().set_write_timeout(Some(WRITE_MAX))?;
-        let reading = self.channel.try_clone()?;
-        self.channel.send(&Message::Go).context("the new process has ended")?;
-        let (to_tell, told) = mpsc::channel();
-        let (hears, heard) = async_mpsc::unbounded_channel();
-        let successor_pid = self.child.pid();
+    /// Lets it know what was learned since it was given what is remembered, and from here on of each turn as it is served;
+    /// then tells it to serve, and doesn't end it with this process any more.
+    pub async fn go(self, departure: Arc<Departure>) -> anyhow::Result<Retiree> {
         let Successor { child, channel, since } = self;
-        thread::Builder::new().name("kvpin-teach".into()).spawn(move || teach(channel, since, &told))?;
-        thread::Builder::new().name("kvpin-heed".into()).spawn(move || heed(reading, child, &hears))?;
-        Ok(Retiree { successor_pid, heard, to_tell })
+        channel.stream().set_read_timeout(None)?;
+        channel.stream().set_write_timeout(Some(WRITE_MAX))?;
+        let school = School::begin(channel, since, departure)?;
+        school.go().await?;
+        Ok(Retiree { successor_pid: child.pid(), child, school })
     }
 }
 
 impl Retiree {
+    pub async fn heard(&mut self) -> Heard {
+        self.school.heard().await
+    }
+
     /// The new process is to reload: its operator may know this one only.
     pub fn pass_reload_on(&self) {
-        // An error means that it is gone, which is heard too.
-        self.to_tell.send(Tell::Reload).ok();
+        self.school.tell_to_reload();
     }
 
     /// Tells the new process the last things, and that they are the last.
-    pub fn finish(self) {
-        let (said, on_said) = mpsc::channel();
-        if self.to_tell.send(Tell::Done(said)).is_ok() {
-            // Only ever an error, once it is said.
-            on_said.recv_timeout(WRITE_MAX).ok();
-        }
+    pub async fn finish(mut self) {
+        self.school.end().await;
+        self.child.leave();
+    }
+}
+
+impl Drop for Retiree {
+    fn drop(&mut self) {
+        self.child.leave();
     }
 }
 
@@ -193,61 +168,13 @@ fn unexpected(message: &Message) -> anyhow::Error {
     anyhow!("the new process said {message:?}, which nobody expected")
 }
 
-/// Passes on what turns teach that are finished here.
-fn teach(mut channel: Channel, mut models: Vec<Learning>, told: &mpsc::Receiver<Tell>) {
-    loop {
-        let tell = told.recv_timeout(LEARNED_EVERY);
-        let mut said = tell_learned(&mut channel, &mut models);
-        match tell {
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-            Ok(Tell::Reload) => said = said.and_then(|()| channel.send(&Message::Reload)),
-            Ok(Tell::Done(_said)) => {
-                said = said.and_then(|()| channel.send(&Message::Done));
-                if let Err(error) = said {
-                    warn!("the new process could not be told of the last turns: {error}");
-                }
-                return;
-            }
-        }
-        // If the process is gone, that is heard too.
-        if said.is_err() {
-            return;
-        }
-    }
-}
-
-fn tell_learned(channel: &mut Channel, models: &mut [Learning]) -> std::io::Result<()> {
-    for Learning { model, since } in models {
-        let (learned, now) =
-            model.dispatcher.with(|balancer, now| (balancer.export_since(*since, SLICE_MAX, now), now));
-        *since = now;
-        for records in learned.into_iter().filter(|records| !records.is_empty()) {
-            channel.send(&Message::Learned { model: model.name.clone(), records })?;
-        }
-    }
-    Ok(())
-}
-
-/// Listens to the new process until it ends.
-fn heed(mut channel: Channel, child: Started, hears: &async_mpsc::UnboundedSender<Heard>) {
-    while let Ok(message) = channel.receive() {
-        // Nobody listens any more only when this process ends.
-        if matches!(message, Message::Settled) && hears.send(Heard::Settled).is_err() {
-            break;
-        }
-    }
-    child.outlives_this();
-    hears.send(Heard::Gone).ok();
-}
-
 impl Started {
     fn pid(&self) -> u32 {
         self.0.as_ref().map_or(0, Child::id)
     }
 
     /// Leaves it alone, unless it has ended.
-    fn outlives_this(mut self) {
+    fn leave(&mut self) {
         if let Some(mut child) = self.0.take() {
             // Its status, if there is one, is nothing that could be acted on here.
             child.try_wait().ok();

@@ -36,6 +36,7 @@ pub enum Message {
     },
     Prepared,
     Ready,
+    /// What follows is what was learned since; the same as behind `Go`.
     Go,
     Settled,
     /// What a turn that the old process has finished has taught of a model's conversations.
@@ -43,6 +44,9 @@ pub enum Message {
         model: String,
         records: Records,
     },
+    /// So much for this time, and the answer: it is known.
+    Lesson(u64),
+    Known(u64),
     /// The old process was told to reload.
     Reload,
     /// The old process has finished everything.

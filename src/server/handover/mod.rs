@@ -8,10 +8,10 @@
 //!                <-- Prepared
 //!     the state  ---------------------------------->  restores it
 //!                <-- Ready
+//!     what was learned meanwhile  ----------------->  remembers that too: Known, and so before each answer's first byte
 //!     stops accepting, Go  ------------------------>  accepts
-//!     what its last turns teach  ------------------>  remembers that too
 //!                <-- Settled: it has served for a while, or is about to end in order
-//!     ends when its last turn has
+//!     ends when its last turn has, Done
 //! ```
 //!
 //! Until Go the old process serves as if nothing were; whatever fails before ends the new one and nothing else. Between the
@@ -21,6 +21,8 @@
 mod give;
 mod message;
 mod take;
+mod teach;
 
-pub use give::{Heard, Launch, Retiree, Successor};
+pub use give::{Launch, Retiree, Successor};
 pub use take::{Following, Predecessor};
+pub use teach::Heard;

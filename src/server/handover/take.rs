@@ -62,7 +62,7 @@ impl Predecessor {
         std::mem::take(&mut self.sockets)
     }
 
-    /// Takes over what is remembered, and waits for the word. When it has come the old process accepts no more.
+    /// Takes over what is remembered, and what is learned while it waits for the word. When it has come the old process accepts no more.
     ///
     /// # Errors
     /// When the old process goes on by itself, or is gone.
@@ -75,9 +75,13 @@ impl Predecessor {
             restorer.take(frame);
         }
         self.channel.send(&Message::Ready)?;
-        match self.channel.receive().context("the old process goes on by itself")? {
-            Message::Go => Ok(restorer),
-            other => Err(anyhow!("the old process said {other:?}, which nobody expected")),
+        loop {
+            match self.channel.receive().context("the old process goes on by itself")? {
+                Message::Go => return Ok(restorer),
+                Message::Learned { model, records } => restorer.take_more(&model, &records),
+                Message::Lesson(number) => self.channel.send(&Message::Known(number))?,
+                other => return Err(anyhow!("the old process said {other:?}, which nobody expected")),
+            }
         }
     }
 
@@ -106,6 +110,10 @@ fn learn(mut channel: Channel, restorer: &Restorer, asks: &mpsc::UnboundedSender
     loop {
         match channel.receive() {
             Ok(Message::Learned { model, records }) => restorer.take_more(&model, &records),
+            Ok(Message::Lesson(number)) => {
+                // An error means that the old process is gone, which is what comes next.
+                channel.send(&Message::Known(number)).ok();
+            }
             Ok(Message::Reload) => {
                 // An error means that this process is about to end.
                 asks.send(()).ok();

@@ -4,7 +4,7 @@
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -104,12 +104,6 @@ impl Generations {
         self.pid = child.id();
         self.started.push(child);
         until("it serves", async || (self.lines_with("listening on") > lines).then_some(())).await;
-    }
-
-    /// Starts a process that is expected to end by itself.
-    pub async fn fails_to_begin(&mut self) -> ExitStatus {
-        let mut child = self.spawn();
-        until("it ends", async || child.try_wait().expect("its status can be asked for")).await
     }
 
     /// Has the process that serves finish what is open and end.

@@ -123,7 +123,7 @@ impl Load {
 impl Agent {
     /// A turn goes on from the one before, and is served where that was, byte for byte.
     async fn turn(&mut self) {
-        let has_id = self.number % 2 == 0;
+        let has_id = self.number.is_multiple_of(2);
         if self.messages.len() > MESSAGES_MAX {
             self.messages.clear();
             self.round += 1;
