@@ -1,6 +1,9 @@
 //! A hot upgrade: another process serves from one moment to the next, and no client can tell.
 
+use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -44,7 +47,8 @@ async fn upgrades_under_load_refuse_no_connection_and_lose_no_byte_and_no_pin() 
     let replicas = Storyteller::start_many(4);
     let mut kvpin = Generations::start(models(&replicas)).await;
     let load = Load::begin(kvpin.address(), MODEL, conversations, Refusals::Never).await;
-    let prober = tokio::spawn(connect_again_and_again(kvpin.address()));
+    let probes = Arc::new(AtomicUsize::new(0));
+    let prober = tokio::spawn(connect_again_and_again(kvpin.address(), Arc::clone(&probes)));
     let mut replaced = Vec::new();
     for _ in 0..upgrades {
         replaced.push(kvpin.upgrade().await);
@@ -53,7 +57,10 @@ async fn upgrades_under_load_refuse_no_connection_and_lose_no_byte_and_no_pin() 
     prober.abort();
     assert!(prober.await.is_err_and(|error| error.is_cancelled()), "no connection was refused");
     let figures = load.end().await;
-    println!("{upgrades} upgrades, {conversations} conversations: {figures:?}");
+    let probes = probes.load(Ordering::Relaxed);
+    println!(
+        "{upgrades} upgrades, {conversations} conversations: {figures:?}, and {probes} connections for one request"
+    );
     assert_eq!(figures.refused, 0);
     for pid in replaced {
         kvpin.ends(pid).await;
@@ -64,11 +71,12 @@ async fn upgrades_under_load_refuse_no_connection_and_lose_no_byte_and_no_pin() 
 }
 
 /// Connects, asks something that kvpin answers itself, and connects again, as a client without kept connections does.
-async fn connect_again_and_again(address: std::net::SocketAddr) {
+async fn connect_again_and_again(address: SocketAddr, probes: Arc<AtomicUsize>) {
     loop {
         let mut wire = Wire::try_connect(address).await.expect("a connection is not refused");
         let request = Call::get("/v1/models").header("connection", "close");
         assert_eq!(wire.call(&request).await.status(), 200);
+        probes.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -185,6 +185,12 @@ impl Generations {
         .await
     }
 
+    /// The newest line with `part` in it, once there are more than `before`.
+    pub fn newest_line_with(&self, part: &str, before: usize) -> Option<String> {
+        let log = self.log.lock().expect("the log");
+        log.iter().filter(|line| line.contains(part)).skip(before).last().cloned()
+    }
+
     /// How many lines of the log have `part` in them.
     pub fn lines_with(&self, part: &str) -> usize {
         self.log.lock().expect("the log").iter().filter(|line| line.contains(part)).count()
