@@ -6,14 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::balancer::{Records, Restore};
 use crate::dispatch::{Model, Routing, Table};
-use crate::state::{Frame, Head, Writer};
-
-/// Records that are taken out of a balancer at once. Its lock is held for about a tenth of a microsecond each
-/// (`bench/state.rs`), so a decision waits for less than a millisecond.
-pub const SLICE_MAX: usize = 4_096;
-
-/// Between two slices, so that decisions have the lock for most of the time.
-const PAUSE: Duration = Duration::from_millis(1);
+use crate::state::{Frame, Head, SLICE_MAX, SLICE_PAUSE, Writer};
 
 /// What the state of this process begins with.
 pub fn head(routing: &Routing) -> Head {
@@ -35,7 +28,7 @@ pub fn write_models<W: Write>(table: &Table, writer: &mut Writer<W>) -> io::Resu
             let is_large = records.len() == SLICE_MAX;
             writer.records(records)?;
             if is_large {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(SLICE_PAUSE);
             }
         }
     }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::dispatch::Model;
 use crate::proxy::{Departure, Teacher};
-use crate::server::transfer::SLICE_MAX;
+use crate::state::SLICE_MAX;
 
 use super::message::{Channel, Message};
 
