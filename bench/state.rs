@@ -1,7 +1,7 @@
 //! What it takes to keep a million conversations over a restart: bytes, time to write and to load, and how long decisions wait
 //! meanwhile.
 //!
-//! Conversations with an id each, of which every one has a history, or without any, so that each has three.
+//! Pins alone, and pins of which each has a history and another name.
 
 mod filled;
 
@@ -26,20 +26,16 @@ const COUNT: u64 = 1_000_000;
 fn main() -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("state");
-    let pins = |filled: &mut Filled, number| filled.serve(&turn(Some(key(number))));
-    measure("a million pins", &path, pins)?;
-    let with_histories = |filled: &mut Filled, number| {
-        let chain = history(number, 1);
-        filled.serve(&Turn { chain: Some(&chain), aliases: &[key(number + 2 * COUNT)], ..turn(Some(key(number))) });
-    };
-    measure("a million pins, each with a history and another name", &path, with_histories)
-}
-
-fn measure(what: &str, path: &Path, fill: impl Fn(&mut Filled, u64)) -> anyhow::Result<()> {
+    measure("a million pins", &path, Filled::new(4, COUNT))?;
     let mut filled = Filled::with_room(4, COUNT);
     for number in 0..COUNT {
-        fill(&mut filled, number);
+        let chain = history(number, 1);
+        filled.serve(&Turn { chain: Some(&chain), aliases: &[key(number + 2 * COUNT)], ..turn(Some(key(number))) });
     }
+    measure("a million pins, each with a history and another name", &path, filled)
+}
+
+fn measure(what: &str, path: &Path, filled: Filled) -> anyhow::Result<()> {
     let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Arc::default(), filled.balancer));
     println!("{what}, over 4 replicas");
     let quiet = write(&dispatcher, path)?;

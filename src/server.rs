@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
-use pingora::apps::HttpServerOptions;
 use pingora::listeners::{L4BufferSettings, ListenerConfig, TcpSocketOptions};
 use pingora::proxy::http_proxy;
 use pingora::server::configuration::ServerConf;
@@ -29,11 +28,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::admin::history::History;
 use crate::admin::{Lately, Proxied};
 use crate::config::Config;
+use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
 use crate::metrics::Metrics;
-use crate::proxy::watchdog::Watched;
+use crate::proxy::connection::Listener;
 use crate::proxy::{Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::tls::ListenerTls;
 use crate::{admin, proxy, replica};
 
 pub use life::{Life, Start};
@@ -113,7 +114,7 @@ impl Server {
         let history = Arc::new(History::default());
         runtimes.control.spawn(Arc::clone(&history).keep(Arc::clone(&routing), on_end));
         let (upgrades, upgrades_asked) = mpsc::channel(ASKS_MAX);
-        Ok(Server {
+        let server = Server {
             listen: sockets.listen.iter().map(|socket| socket.address).collect(),
             admin: sockets.admin.as_ref().map(|socket| socket.address),
             routing,
@@ -127,7 +128,9 @@ impl Server {
             upgrades_asked: Mutex::new(Some(upgrades_asked)),
             _watching: watching,
             runtimes: Some(runtimes),
-        })
+        };
+        server.show_certificates();
+        Ok(server)
     }
 
     /// Begins to accept connections, or does so again.
@@ -138,9 +141,10 @@ impl Server {
         let table = sockets.duplicates()?;
         let (accepting, on_stop) = watch::channel(false);
         self.departure.set(Leaving::No);
-        let mut proxy = self.proxy_service();
-        let (proxy_table, proxy_stop) = (Arc::clone(&table), on_stop.clone());
-        runtimes.serving.spawn(async move { proxy.start_service(Some(proxy_table), proxy_stop, 1).await });
+        for mut service in self.proxy_services() {
+            let (table, on_stop) = (Arc::clone(&table), on_stop.clone());
+            runtimes.serving.spawn(async move { service.start_service(Some(table), on_stop, 1).await });
+        }
         if let Some(address) = self.admin {
             let mut page =
                 admin::service(Arc::clone(&self.routing), address, self.proxied(), Arc::clone(&self.history));
@@ -166,7 +170,7 @@ impl Server {
             let mut quiet = 0;
             while quiet < quiet_polls {
                 tokio::time::sleep(DRAIN_POLL).await;
-                let is_quiet = self.open.count() == 0 && self.departure.connections() == 0;
+                let is_quiet = self.open.is_quiet() && self.departure.connections() == 0;
                 quiet = if is_quiet { quiet + 1 } else { 0 };
             }
         };
@@ -182,18 +186,16 @@ impl Server {
         *self.sockets.lock() = None;
     }
 
-    fn proxy_service(&self) -> Service<Watched> {
+    /// A service for each listener, so that each knows which one it is.
+    fn proxy_services(&self) -> Vec<Service<Listener>> {
+        // Pingora's own way to the replicas isn't used, but made.
+        let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
         let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
-        let mut proxy = http_proxy(&Arc::new(ServerConf::default()), proxy);
-        // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
-        proxy.server_options = Some(HttpServerOptions::default());
-        let watched = Watched {
-            inner: Arc::new(proxy),
-            routing: Arc::clone(&self.routing),
-            departure: Arc::clone(&self.departure),
-        };
-        let mut service = Service::new("kvpin".to_owned(), watched);
-        for address in &self.listen {
+        let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
+        let listener = |(at, address): (usize, &SocketAddr)| {
+            let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(&self.routing), self.open.clone());
+            let departure = Arc::clone(&self.departure);
+            let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, departure, at });
             let mut socket = TcpSocketOptions::default();
             socket.tcp_keepalive = Some(TCP_KEEPALIVE);
             let listener = ListenerConfig::tcp(address.to_string())
@@ -201,8 +203,24 @@ impl Server {
                 // Pingora flushes a response with a length only when its write buffer is full; without one, at once.
                 .l4_buffer(L4BufferSettings::default().write(0));
             service.add_listener(listener);
+            service
+        };
+        self.listen.iter().enumerate().map(listener).collect()
+    }
+
+    /// Has the metrics say when the certificates of the current table run out. Of several for one host, the one that does
+    /// first.
+    fn show_certificates(&self) {
+        let expiry = &self.routing.metrics.certificates_expire;
+        expiry.reset();
+        for (address, listener) in self.listen.iter().zip(&self.routing.table().config.listen) {
+            for certificate in listener.tls.iter().flat_map(ListenerTls::certificates) {
+                let host = certificate.names().first().map_or("-", String::as_str);
+                let gauge = expiry.with_label_values(&[address.to_string().as_str(), host]);
+                let known = Some(gauge.get()).filter(|known| *known != 0);
+                gauge.set(certificate.expires_s().min(known.unwrap_or(i64::MAX)));
+            }
         }
-        service
     }
 
     /// What the admin listener may know of the proxy and do with the process.

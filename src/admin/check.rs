@@ -1,5 +1,6 @@
 //! What a reload with another configuration would come to: a text is compared with what runs, and nothing changes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub const REQUEST_BYTES_MAX: usize = 8 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckRequest {
+    /// Where the file is: those that it names are looked for from its directory on.
+    pub path: PathBuf,
     pub text: String,
 }
 
@@ -35,9 +38,9 @@ pub struct CheckAnswer {
 
 /// Compares a text with the configuration that runs. Its hostnames are resolved, which may take a while.
 pub async fn check(table: Arc<Table>, request: &[u8]) -> Result<CheckAnswer, String> {
-    let CheckRequest { text } =
-        serde_json::from_slice(request).map_err(|error| format!(r#"this takes {{"text": YAML}}: {error}"#))?;
-    let compared = spawn_blocking(move || table.config.compare(&text)).await;
+    let CheckRequest { path, text } = serde_json::from_slice(request)
+        .map_err(|error| format!(r#"this takes {{"path": FILE, "text": YAML}}: {error}"#))?;
+    let compared = spawn_blocking(move || table.config.compare(&path, &text)).await;
     let Comparison { changes, problems, warnings } = compared.map_err(|error| error.to_string())?;
     let problems: Vec<_> = problems.iter().map(ProblemStatus::from).collect();
     Ok(CheckAnswer { ok: problems.is_empty(), changes, problems, warnings })

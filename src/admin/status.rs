@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::balancer::{self, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
 use crate::dispatch::Model;
+use crate::keys::KeySnapshot;
 
 use super::View;
 use super::books::{Books, FirstByte, WorkingSet};
@@ -21,6 +22,20 @@ pub struct Status {
     pub kvpin: Process,
     /// In the order of the configuration.
     pub models: Vec<ModelStatus>,
+    /// In the order of the keys file; empty where there is none.
+    #[serde(default)]
+    pub keys: Vec<KeyStatus>,
+}
+
+/// An API key. Counts are of requests, since its name was first configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeyStatus {
+    pub name: String,
+    pub in_flight: u32,
+    pub in_flight_max: Option<u32>,
+    pub requests_per_minute_max: Option<u32>,
+    /// By outcome: `passed`, `forbidden`, `limited` or `refused`.
+    pub requests: BTreeMap<String, u64>,
 }
 
 /// The process.
@@ -200,6 +215,19 @@ impl Status {
                 last_failed_upgrade: view.last_failed_upgrade.clone(),
             },
             models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot)).collect(),
+            keys: view.keys.iter().map(KeyStatus::of).collect(),
+        }
+    }
+}
+
+impl KeyStatus {
+    fn of(key: &KeySnapshot) -> Self {
+        KeyStatus {
+            name: key.name.clone(),
+            in_flight: key.in_flight,
+            in_flight_max: key.in_flight_max,
+            requests_per_minute_max: key.requests_per_minute_max,
+            requests: key.requests.iter().map(|(verdict, count)| (verdict.as_str().to_owned(), *count)).collect(),
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct ReplicaSpec {
     pub address: SocketAddr,
     /// `host:port` as configured, for the `Host` header.
     pub authority: String,
+    /// Whether it is spoken to over TLS, and never otherwise.
+    pub is_tls: bool,
     /// The data-parallel rank of the server behind `address`; `None` for a server with one engine.
     pub rank: Option<u16>,
     /// Whether the configuration wants it to take nothing new.
@@ -196,7 +198,7 @@ impl Replica {
 
     /// What of it is to outlive the process.
     pub fn record(&self) -> ReplicaRecord {
-        let ReplicaSpec { name, address, authority: _, rank, drain: _ } = &*self.spec;
+        let ReplicaSpec { name, address, authority: _, rank, drain: _, is_tls: _ } = &*self.spec;
         ReplicaRecord {
             name: name.clone(),
             address: *address,

@@ -1,9 +1,11 @@
 //! The command line: one file a subcommand.
 
+mod admin_token;
 mod check;
 mod demo;
 mod drain;
 mod explain;
+mod keys;
 mod replica;
 mod run;
 mod upgrade;
@@ -50,6 +52,8 @@ enum Command {
     Undrain(drain::UndrainArgs),
     /// Say which rule recognises a raw HTTP request on stdin, and where it would go.
     Explain(explain::ExplainArgs),
+    /// Make, list and remove the API keys that clients have to show.
+    Keys(keys::KeysArgs),
     /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
     Demo(demo::DemoArgs),
     /// Run one simulated vLLM server.
@@ -76,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Drain(args) => drain::drain(&args),
         Command::Undrain(args) => drain::undrain(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Keys(args) => keys::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),
     }

@@ -1,18 +1,20 @@
 //! What differs between the configuration that runs and a new one, for the operator and for the decision to take the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use super::locate::{self, Path};
-use super::{Config, HealthConfig, Limits, ModelConfig, Problem, ReplicaConfig};
+use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys};
+use crate::tls::{Authority, ListenerTls};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
 /// it is used.
 const FIXED_AT_START: [&str; 2] = ["listen", "admin"];
 
 /// A key of the file and its value, ready to compare and to show.
-type Setting = (&'static str, String);
+pub(super) type Setting = (&'static str, String);
 
 /// What a running configuration and a text have to do with each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,9 +28,10 @@ pub struct Comparison {
 }
 
 impl Config {
-    /// Compares this configuration, which runs, with a text. Blocks while hostnames, if there are any, are resolved.
-    pub fn compare(&self, text: &str) -> Comparison {
-        let new = match Config::from_yaml(text) {
+    /// Compares this configuration, which runs, with a text that is to stand at `path`. Blocks while hostnames, if there are
+    /// any, are resolved.
+    pub fn compare(&self, path: &FilePath, text: &str) -> Comparison {
+        let new = match Config::from_text(path, text) {
             Ok(new) => new,
             Err(error) => return Comparison { problems: error.problems().to_vec(), ..Comparison::default() },
         };
@@ -56,6 +59,11 @@ impl Config {
     /// A line for each thing that is otherwise in `new`, such as `model qwen: replica x added`. Empty if both mean the same.
     pub fn changes(&self, new: &Config) -> Vec<String> {
         let mut lines = setting_changes(self.settings(), new.settings());
+        for (old, new) in self.listen.iter().zip(&new.listen).filter(|(old, new)| old.address == new.address) {
+            lines.extend(old.changes(new));
+        }
+        lines.extend(secret_change("admin token", self.admin_token.as_ref(), new.admin_token.as_ref()));
+        lines.extend(keys::changes(self.keys.as_ref(), new.keys.as_ref()));
         for model in &new.models {
             match self.models.iter().find(|old| old.name == model.name) {
                 None => lines.push(format!("model {} added", model.name)),
@@ -73,7 +81,10 @@ impl Config {
     fn settings(&self) -> Vec<Setting> {
         let Config {
             listen,
+            keys,
+            allow_anonymous,
             admin,
+            admin_token,
             default_model,
             session_headers,
             decision_headers,
@@ -86,8 +97,11 @@ impl Config {
             models: _,
         } = self;
         let mut settings = vec![
-            ("listen", format!("{listen:?}")),
+            ("listen", format!("[{}]", words(listen))),
+            ("keys_file", or_none(keys.as_ref().map(|keys| keys.file.display()).as_ref())),
+            ("allow_anonymous", allow_anonymous.to_string()),
             ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
+            ("admin_token_file", file_of(admin_token.as_ref())),
             ("default_model", or_none(default_model.as_ref())),
             ("session_headers", format!("[{}]", words(session_headers))),
             ("decision_headers", decision_headers.to_string()),
@@ -100,6 +114,31 @@ impl Config {
         settings.extend(limits.settings());
         settings
     }
+}
+
+impl ListenConfig {
+    /// What can change while it listens.
+    fn changes(&self, new: &ListenConfig) -> Vec<String> {
+        let (Some(old), Some(new)) = (&self.tls, &new.tls) else { return Vec::new() };
+        let changes = setting_changes(tls_settings(old), tls_settings(new));
+        changes.iter().map(|change| format!("listen {}: {change}", self.address)).collect()
+    }
+}
+
+/// The address, and whether it speaks TLS: what it takes a restart to change.
+impl Display for ListenConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ListenConfig { address, tls } = self;
+        write!(f, "{address}{}", if tls.is_some() { " with tls" } else { "" })
+    }
+}
+
+fn tls_settings(tls: &ListenerTls) -> [Setting; 3] {
+    [
+        ("tls.certificates", format!("[{}]", words(tls.certificates()))),
+        ("tls.client_ca", or_none(tls.client_ca().map(Authority::to_string).as_ref())),
+        ("tls.min_version", tls.min_version().to_string()),
+    ]
 }
 
 impl HealthConfig {
@@ -157,6 +196,7 @@ impl Limits {
 impl ModelConfig {
     fn changes(&self, new: &ModelConfig) -> Vec<String> {
         let mut changes = setting_changes(self.settings(), new.settings());
+        changes.extend(secret_change("upstream key", self.upstream_key.as_ref(), new.upstream_key.as_ref()));
         let old_of: BTreeMap<&str, &ReplicaConfig> = self.replicas.iter().map(|r| (&*r.name, r)).collect();
         for replica in &new.replicas {
             match old_of.get(&*replica.name) {
@@ -173,7 +213,7 @@ impl ModelConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 9] {
+    fn settings(&self) -> [Setting; 10] {
         let ModelConfig {
             name: _,
             aliases,
@@ -183,6 +223,7 @@ impl ModelConfig {
             spill_threshold,
             client_pins,
             send_session_id,
+            upstream_key,
             conversations_max,
             conversation_idle,
             replicas: _,
@@ -195,6 +236,7 @@ impl ModelConfig {
             ("spill_threshold", spill_threshold.to_string()),
             ("client_pins", client_pins.to_string()),
             ("send_session_id", send_session_id.to_string()),
+            ("upstream_key_file", file_of(upstream_key.as_ref())),
             ("conversations_max", conversations_max.to_string()),
             ("conversation_idle_s", seconds(conversation_idle)),
         ]
@@ -209,14 +251,15 @@ impl ReplicaConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 5] {
-        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain } = self;
+    fn settings(&self) -> [Setting; 6] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, tls } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
             ("rank", or_none(rank.as_ref())),
             ("data_parallel_size", data_parallel_size.to_string()),
             ("drain", drain.to_string()),
+            ("tls", or_none(tls.as_ref())),
         ]
     }
 }
@@ -232,7 +275,20 @@ fn fixed(key: &str, text: &str) -> Problem {
     }
 }
 
-fn setting_changes(old: impl IntoIterator<Item = Setting>, new: impl IntoIterator<Item = Setting>) -> Vec<String> {
+/// That the secret in a file is another one. The file's path is a setting, and what stands in it is shown nowhere.
+fn secret_change(what: &str, old: Option<&SecretFile>, new: Option<&SecretFile>) -> Option<String> {
+    let (old, new) = (old?, new?);
+    (old.secret != new.secret).then(|| format!("{what} changed"))
+}
+
+fn file_of(secret: Option<&SecretFile>) -> String {
+    or_none(secret.map(|secret| secret.file.display()).as_ref())
+}
+
+pub(super) fn setting_changes(
+    old: impl IntoIterator<Item = Setting>,
+    new: impl IntoIterator<Item = Setting>,
+) -> Vec<String> {
     differing(old, new).map(|(key, old, new)| format!("{key}: {old} -> {new}")).collect()
 }
 
@@ -244,11 +300,11 @@ fn differing(
     old.into_iter().zip(new).filter(|((_, old), (_, new))| old != new).map(|((key, old), (_, new))| (key, old, new))
 }
 
-fn words(items: &[impl Display]) -> String {
+pub(super) fn words(items: &[impl Display]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn or_none(value: Option<&impl Display>) -> String {
+pub(super) fn or_none(value: Option<&impl Display>) -> String {
     value.map_or_else(|| "none".to_owned(), ToString::to_string)
 }
 
@@ -324,17 +380,19 @@ models:
     #[test]
     fn a_text_is_compared_with_what_runs_and_refused_with_line_key_and_reason() {
         let running = config(RUNNING);
-        let comparison = running.compare(&format!("scrape_interval_ms: 50\nadmin: off\n{RUNNING}"));
+        let comparison =
+            running.compare(FilePath::new("kvpin.yaml"), &format!("scrape_interval_ms: 50\nadmin: off\n{RUNNING}"));
         assert_eq!(comparison.changes, ["admin: 127.0.0.1:9180 -> off", "scrape_interval_ms: 1000 -> 50"]);
         let [problem] = comparison.problems.as_slice() else { panic!("{comparison:?}") };
         assert_eq!((problem.line, &*problem.path), (Some(2), "admin"));
         assert!(problem.reason.contains("kvpin upgrade"), "{problem}");
 
-        let bad = running.compare(&format!("listen: here\n{RUNNING}"));
+        let bad = running.compare(FilePath::new("kvpin.yaml"), &format!("listen: here\n{RUNNING}"));
         assert!(bad.changes.is_empty() && bad.problems[0].path == "listen", "{bad:?}");
 
-        assert_eq!(running.compare(RUNNING), Comparison::default());
+        assert_eq!(running.compare(FilePath::new("kvpin.yaml"), RUNNING), Comparison::default());
         let risky = running.compare(
+            FilePath::new("kvpin.yaml"),
             &RUNNING
                 .replace("127.0.0.1:3]", "127.0.0.1:3]\n    affinity: true\n  c:\n    replicas: [http://127.0.0.1:4]"),
         );

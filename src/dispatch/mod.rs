@@ -18,7 +18,7 @@ use crate::balancer::{
 use crate::conversation::ConversationKey;
 
 pub use events::{Event, EventKind, Events};
-pub use routing::{Model, Named, Reloaded, Routing, Table};
+pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
 /// The time that every balancer goes by. It never goes back.
 #[derive(Clone, Copy, Debug)]

@@ -58,6 +58,15 @@ const GET: &str = "GET, HEAD";
 const POST: &str = "POST";
 
 impl Endpoint {
+    /// Whether it is for callers with a key only, where there are keys. Who looks whether kvpin serves, such as a monitor or
+    /// Claude Code before its first request, has none, and learns nothing but that.
+    pub fn needs_key(self) -> bool {
+        match self {
+            Endpoint::Engine(_) | Endpoint::Local(Local::Models) => true,
+            Endpoint::Local(Local::Health | Local::Hello) => false,
+        }
+    }
+
     /// Looks a request up. `path` is without the query.
     pub fn find(method: &Method, path: &str) -> Result<Endpoint, NotServed> {
         let endpoint = Self::of_path(path).ok_or(NotServed::Path)?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! early_request_filter    limits of the head
-//! request_filter          endpoint, body up to the model and the session, decision -> lease; refusals end here
+//! request_filter          endpoint, API key, body up to the model and the session, decision -> lease; refusals end here
 //! proxy_upstream_filter   the turn and its answer (forward):
 //!     attempt             connect, send, hold the answer until it shows what it is   <---.
 //!     try_again           nothing has come of it: another replica, or another connection -'
@@ -14,7 +14,9 @@
 mod access_log;
 mod alarm;
 mod attempt;
+mod authorise;
 mod body;
+pub mod connection;
 mod context;
 mod departure;
 mod down;
@@ -25,6 +27,7 @@ mod exchange;
 mod explain;
 mod first_event;
 mod forward;
+mod h2;
 mod hop_by_hop;
 mod identify;
 mod in_stream;
@@ -42,19 +45,19 @@ mod splice;
 mod stall;
 mod trouble;
 mod upstream;
-pub mod watchdog;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use log::debug;
-use pingora::connectors::ConnectorOptions;
-use pingora::connectors::http::v1::Connector;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, Result};
 
+use crate::balancer::Outcome;
+use crate::connector::Connector;
 use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
@@ -155,12 +158,19 @@ impl ProxyHttp for Proxy {
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);
         }
+        if outcome == Outcome::Abandoned || matches!(context.refusal, Some(Refusal::BodyCutShort)) {
+            watchdog::abandoned();
+        }
         if let Some(error) = error {
             log_failure(error, outcome, context);
         }
         access_log::write(session, context);
+        if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
+            context.caller.count(verdict);
+        }
         // Before lingering: a client that is slow to go must hold neither a slot nor memory.
         context.lease = None;
+        context.slot = None;
         context.body = None;
         let answered_early = context.status.is_some() && !session.is_body_done();
         let refused = context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming);
@@ -183,8 +193,8 @@ enum Admitted {
 impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests, departure: Arc<Departure>) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
-        let replicas = Connector::new(Some(ConnectorOptions::new(POOLED_MAX)));
-        // Pool 0 is the common one.
+        let replicas = Connector::new(POOLED_MAX);
+        // 0 is the common pool.
         Proxy { routing, open, departure, memory, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
@@ -192,14 +202,20 @@ impl Proxy {
     async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
         check_head(session, table.config.limits.head_bytes_max)?;
-        let route = match find_endpoint(session)? {
+        let endpoint = find_endpoint(session)?;
+        if endpoint.needs_key() {
+            context.caller = authorise::caller(&table, &session.req_header().headers)?;
+        }
+        let route = match endpoint {
             Endpoint::Engine(route) => route,
             Endpoint::Local(local) => {
-                local::serve(session, &table, local).await.map_err(|_| Refusal::BodyCutShort)?;
+                let served = local::serve(session, &table, &context.caller, local).await;
+                served.map_err(|_| Refusal::BodyCutShort)?;
                 return Ok(Admitted::Answered);
             }
         };
-        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        context.slot = context.caller.enter(self.routing.uptime())?;
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory, caller: &context.caller };
         let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
@@ -226,6 +242,7 @@ impl Proxy {
         } else {
             session.set_keepalive(None);
         }
+        context.answered();
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
         let told = match context.kept_waiting {

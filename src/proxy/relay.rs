@@ -9,8 +9,8 @@ use crate::dispatch::Lease;
 
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
 use super::exchange::{Event, Exchange};
-use super::in_stream;
 use super::stall::{Call, Stall};
+use super::{downstream, in_stream, response_head};
 
 /// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
 const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -26,12 +26,16 @@ impl Attempt<'_> {
         if self.context.kept_waiting && !is_stream {
             return self.relay_as_event(begun, has_ended, exchange).await;
         }
+        let is_bare = response_head::is_bare(head.status);
         if !std::mem::take(&mut self.context.kept_waiting) {
             if !is_stream {
-                super::response_head::for_client(&mut head, self.context, &self.table)?;
+                response_head::for_client(&mut head, self.context, &self.table)?;
             }
             self.proxy.announce_departure(self.session);
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head, is_bare).await?;
+        }
+        if has_ended {
+            self.context.answered();
         }
         if !begun.is_empty() {
             self.pass(begun).await?;
@@ -40,13 +44,18 @@ impl Attempt<'_> {
             let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
             self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
+        self.context.answered();
         self.proxy.begun(self.session, self.context).await;
+        if is_bare {
+            return Ok(());
+        }
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
     }
 
     /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
     pub async fn tell(&mut self, kept: Kept) -> Result<()> {
         let Kept { head, body, status } = kept;
+        self.context.answered();
         self.context.status = Some(status);
         self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
@@ -78,6 +87,9 @@ impl Attempt<'_> {
                 Event::Data(chunk) => {
                     self.alarm.put_off();
                     stall.is_over();
+                    if exchange.has_ended() {
+                        self.context.answered();
+                    }
                     self.pass(chunk).await?;
                     if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
                         told = self.alarm.last();
@@ -120,6 +132,7 @@ impl Attempt<'_> {
                 Event::Head(_) => {}
             }
         }
+        self.context.answered();
         self.proxy.begun(self.session, self.context).await;
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);

@@ -45,7 +45,7 @@ impl Server {
 
     fn try_reload(&self, path: &Path) -> Result<Vec<String>, Refused> {
         let text = Config::read(path)?;
-        let config = Config::from_yaml(&text)?;
+        let config = Config::from_text(path, &text)?;
         let running = self.routing.table();
         let known = running.config.warnings();
         let warnings = config.warnings();
@@ -53,6 +53,7 @@ impl Server {
         match self.routing.reload(config) {
             Reloaded::NeedsRestart(_) => Err(Refused { changes, problems }),
             Reloaded::Applied(changes) => {
+                self.show_certificates();
                 for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
                     warn!("{warning}");
                 }

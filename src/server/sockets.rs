@@ -42,7 +42,7 @@ impl Sockets {
             Some(at) => Ok(inherited.swap_remove(at)),
             None => Socket::bind(address),
         };
-        let listen = config.listen.iter().map(|address| open(*address)).collect::<anyhow::Result<Vec<_>>>()?;
+        let listen = config.listen.iter().map(|listener| open(listener.address)).collect::<anyhow::Result<Vec<_>>>()?;
         let admin = config.admin.map(open).transpose()?;
         for socket in inherited {
             info!("{} is not listened on any more", socket.address);

@@ -1,6 +1,7 @@
 //! Every family that is rendered from a snapshot: name, kind, help, labels and source side by side.
 
 use crate::balancer::{Health, ReplicaSnapshot, Scrape, Snapshot};
+use crate::keys::KeySnapshot;
 
 use super::super::View;
 use super::{Family, Kind};
@@ -55,6 +56,24 @@ pub(super) const MODEL: &[Family<Snapshot>] = &[
         help: "Ids that lead to a conversation beside the one it is pinned under.",
         label: "",
         values: |model| one(model.conversation_aliases as f64),
+    },
+];
+
+/// Label: key, the name of an API key, of which the keys file has so many.
+pub(super) const KEY: &[Family<KeySnapshot>] = &[
+    Family {
+        name: "kvpin_key_requests_total",
+        kind: Kind::Counter,
+        help: "Requests with the API key, by whether they were passed on, forbidden, over a limit of the key or refused otherwise.",
+        label: "outcome",
+        values: |key| key.requests.iter().map(|(verdict, count)| (verdict.as_str(), *count as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_key_in_flight_requests",
+        kind: Kind::Gauge,
+        help: "Requests with the API key that are being handled.",
+        label: "",
+        values: |key| one(f64::from(key.in_flight)),
     },
 ];
 

@@ -1,4 +1,4 @@
-//! The snapshot as Prometheus metrics, rendered from the tables in [`families`].
+//! The snapshot as Prometheus metrics, rendered from the tables in `families`.
 //!
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
@@ -11,7 +11,7 @@ use crate::balancer::{Membership, ReplicaSnapshot};
 
 use super::View;
 
-use families::{MODEL, PROCESS, REPLICA};
+use families::{KEY, MODEL, PROCESS, REPLICA};
 
 /// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
 struct Family<T> {
@@ -41,6 +41,12 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
     for family in PROCESS {
         let series = family.register(&registry, &[])?;
         family.fill(&series, view, &[]);
+    }
+    for family in KEY {
+        let series = family.register(&registry, &["key"])?;
+        for key in &view.keys {
+            family.fill(&series, key, &[&key.name]);
+        }
     }
     for family in MODEL {
         let series = family.register(&registry, &["model"])?;

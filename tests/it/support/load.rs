@@ -137,7 +137,7 @@ impl Agent {
         let call = if has_id { call.of(&format!("conversation-{}", self.number)) } else { call };
         let mut wire = match self.wire.take() {
             Some(wire) => wire,
-            None => self.connect().await,
+            None => self.shared.connect().await,
         };
         wire.send(&call.bytes()).await;
         let reply = wire.reply("POST").await;
@@ -160,17 +160,20 @@ impl Agent {
         let home = self.home.get_or_insert_with(|| replica.to_owned());
         assert_eq!((decision, replica), (expected, home.as_str()), "conversation {number}");
     }
+}
 
+impl Shared {
+    /// A new connection.
     async fn connect(&self) -> Wire {
         loop {
-            match Wire::try_connect(self.shared.address).await {
+            match Wire::try_connect(self.address).await {
                 Ok(wire) => {
-                    self.shared.tally.connects.fetch_add(1, Ordering::Relaxed);
+                    self.tally.connects.fetch_add(1, Ordering::Relaxed);
                     return wire;
                 }
                 Err(error) => {
-                    self.shared.tally.refused.fetch_add(1, Ordering::Relaxed);
-                    assert_eq!(self.shared.refusals, Refusals::Expected, "a connection was refused: {error}");
+                    self.tally.refused.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(self.refusals, Refusals::Expected, "a connection was refused: {error}");
                     sleep(RETRY).await;
                 }
             }

@@ -1,16 +1,22 @@
 //! What the facts are tried with: the built kvpin, clients that count bytes, and replicas that remember what arrived.
 
+pub mod authority;
 pub mod call;
 pub mod claude;
 pub mod client;
+pub mod edge;
+pub mod front;
 pub mod generations;
+pub mod h2;
 pub mod hand;
+pub mod keys;
 pub mod kvpin;
 pub mod load;
 pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
+pub mod secure;
 pub mod stage;
 pub mod storyteller;
 
