@@ -164,7 +164,7 @@ fn alias(number: u64) -> ConversationKey {
 
 fn dispatched(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("dispatched");
-    let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Filled::new(4, 100_000).balancer));
+    let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Arc::default(), Filled::new(4, 100_000).balancer));
     group.bench_function("one_thread", |bencher| {
         bencher.iter_custom(|turns| serve(&dispatcher, turns));
     });
@@ -203,7 +203,7 @@ fn serve_beside_another(dispatcher: &Arc<Dispatcher>, turns: u64) -> Duration {
 
 fn serve_one(dispatcher: &Arc<Dispatcher>, number: u64) {
     let mut lease = dispatcher.acquire(black_box(&turn(Some(key(number))))).expect("a replica is up");
-    lease.served();
+    lease.served(Duration::from_millis(100));
     lease.note(Outcome::Completed);
 }
 

@@ -1,5 +1,5 @@
-//! What every request pays before it is forwarded: the search through its body, and the name of its
-//! conversation.
+//! What every request pays before it is forwarded: the check of its API key, the search through its body,
+//! and the name of its conversation.
 //!
 //! The bodies are built in the shape of Claude Code's (key order and share of messages, system and
 //! tools as captured from version 2.1.332) and are fed in chunks of 64 KiB, the most that Pingora
@@ -9,7 +9,9 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderValue};
+use kvpin::config::{KeyConfig, KeyHash};
 use kvpin::conversation::{FormScanner, IdentityRules, KeySecret, Progress, Scanner, Wanted};
+use kvpin::keys::{KeyRing, Presented, made_of, presented};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -197,5 +199,47 @@ fn identity(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(hot_path, skipped, whole, form, identity);
+/// A ring of so many keys, one of which it gives too.
+fn ring(keys: u32) -> (KeyRing, String) {
+    let key = |number: u32| made_of(&std::array::from_fn(|at| (number >> (8 * (at % 4))) as u8));
+    let config = |number: u32| KeyConfig {
+        in_flight_max: Some(100),
+        requests_per_minute_max: Some(1_000_000),
+        ..KeyConfig::new(&format!("key-{number}"), KeyHash::of(key(number).expose().as_bytes()))
+    };
+    (KeyRing::new(&(0..keys).map(config).collect::<Vec<_>>(), None), key(keys / 2).expose().to_owned())
+}
+
+/// A key whose hash begins as that of another one does, for so many bytes as can be found by trying.
+fn with_a_hash_alike(key: &str) -> String {
+    let beginning = &KeyHash::of(key.as_bytes()).to_text()[.."kvpin1-".len() + 4];
+    let is_alike = |other: &String| KeyHash::of(other.as_bytes()).to_text().starts_with(beginning);
+    (0..).map(|number| format!("{number:0width$}", width = key.len())).find(is_alike).unwrap_or_default()
+}
+
+/// From the head to the caller with a place among his requests, and to nothing for who has no right. That a wrong key takes
+/// the same time whether or not its hash begins right is to be seen here, and asserted nowhere: a machine's noise is larger.
+fn api_key(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("api_key");
+    for (name, keys) in [("1_key", 1), ("4096_keys", 4096)] {
+        let (ring, key) = ring(keys);
+        let alike = with_a_hash_alike(&key);
+        let unlike = "0".repeat(key.len());
+        for (which, key) in [("right", key), ("wrong", unlike), ("wrong_with_a_hash_alike", alike)] {
+            let mut headers = head();
+            let value = HeaderValue::try_from(format!("Bearer {key}"));
+            headers.insert("authorization", value.unwrap_or(HeaderValue::from_static("")));
+            group.bench_function(format!("{name}_{which}"), |bencher| {
+                bencher.iter(|| {
+                    let Ok(Presented::Key(key)) = presented(black_box(&headers)) else { return false };
+                    let caller = ring.find(key);
+                    caller.is_some_and(|caller| caller.enter(std::time::Duration::ZERO).is_ok())
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(hot_path, api_key, skipped, whole, form, identity);
 criterion_main!(hot_path);

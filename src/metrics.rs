@@ -3,7 +3,9 @@
 //! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
 //! the same manner in [`crate::admin`].
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// Handles for counting, and the registry they stand in.
 #[derive(Clone)]
@@ -19,10 +21,25 @@ pub struct Metrics {
     pub connections_refused: IntCounterVec,
     /// Label: outcome (applied, refused).
     pub reloads: IntCounterVec,
+    /// 1 or 0.
+    pub last_reload_success: IntGauge,
+    /// Seconds since the Unix epoch.
+    pub last_reload_success_at: Gauge,
+    /// Label: outcome (done, failed).
+    pub upgrades: IntCounterVec,
+    /// Label: outcome (written, failed).
+    pub state_writes: IntCounterVec,
+    pub state_bytes: IntGauge,
+    /// Seconds since the Unix epoch.
+    pub state_written_at: Gauge,
     /// Turns that were tried again, on another replica or on a fresh connection. Label: reason.
     pub retries: IntCounterVec,
     /// Pings sent to clients because their stream was silent.
     pub pings: IntCounter,
+    /// Connections of clients that were to become secure ones. Label: outcome (done, failed, timed_out).
+    pub tls_handshakes: IntCounterVec,
+    /// When the certificates of the listeners run out. Labels: listen, host (the first that the certificate is for).
+    pub certificates_expire: IntGaugeVec,
     /// Bytes of request bodies that are held at this moment.
     pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
@@ -63,6 +80,27 @@ impl Metrics {
                 Opts::new("kvpin_reloads_total", "Reloads of the configuration, by outcome."),
                 &["outcome"],
             )?,
+            last_reload_success: IntGauge::new(
+                "kvpin_last_reload_success",
+                "1 if the newest reload was applied, or there was none, 0 if it was refused.",
+            )?,
+            last_reload_success_at: Gauge::new(
+                "kvpin_last_reload_success_timestamp_seconds",
+                "When the configuration that runs was read, since the Unix epoch.",
+            )?,
+            upgrades: IntCounterVec::new(
+                Opts::new("kvpin_upgrades_total", "Tries to put another process in the place of this one, by outcome."),
+                &["outcome"],
+            )?,
+            state_writes: IntCounterVec::new(
+                Opts::new("kvpin_state_writes_total", "Writes of the state file, by outcome."),
+                &["outcome"],
+            )?,
+            state_bytes: IntGauge::new("kvpin_state_bytes", "Size of the state file as it was written last.")?,
+            state_written_at: Gauge::new(
+                "kvpin_state_written_timestamp_seconds",
+                "When the state file was written last, since the Unix epoch; 0 where it was not.",
+            )?,
             retries: IntCounterVec::new(
                 Opts::new(
                     "kvpin_retried_turns_total",
@@ -71,6 +109,17 @@ impl Metrics {
                 &["reason"],
             )?,
             pings: IntCounter::new("kvpin_pings_total", "Pings sent to clients because their stream was silent.")?,
+            tls_handshakes: IntCounterVec::new(
+                Opts::new("kvpin_tls_handshakes_total", "TLS handshakes of clients, by outcome."),
+                &["outcome"],
+            )?,
+            certificates_expire: IntGaugeVec::new(
+                Opts::new(
+                    "kvpin_certificate_expiry_timestamp_seconds",
+                    "When the certificates that clients are shown run out, in seconds since 1970.",
+                ),
+                &["listen", "host"],
+            )?,
             request_bytes_held: IntGauge::new(
                 "kvpin_request_held_bytes",
                 "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
@@ -91,8 +140,16 @@ impl Metrics {
         self.registry.register(Box::new(self.connections.clone()))?;
         self.registry.register(Box::new(self.connections_refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
+        self.registry.register(Box::new(self.last_reload_success.clone()))?;
+        self.registry.register(Box::new(self.last_reload_success_at.clone()))?;
+        self.registry.register(Box::new(self.upgrades.clone()))?;
+        self.registry.register(Box::new(self.state_writes.clone()))?;
+        self.registry.register(Box::new(self.state_bytes.clone()))?;
+        self.registry.register(Box::new(self.state_written_at.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
         self.registry.register(Box::new(self.pings.clone()))?;
+        self.registry.register(Box::new(self.tls_handshakes.clone()))?;
+        self.registry.register(Box::new(self.certificates_expire.clone()))?;
         self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }

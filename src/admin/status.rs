@@ -10,8 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::balancer::{self, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
 use crate::dispatch::Model;
+use crate::keys::KeySnapshot;
 
 use super::View;
+use super::books::{Books, FirstByte, WorkingSet};
+use super::lately::{ReloadStatus, UpgradeStatus};
 
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,15 +22,36 @@ pub struct Status {
     pub kvpin: Process,
     /// In the order of the configuration.
     pub models: Vec<ModelStatus>,
+    /// In the order of the keys file; empty where there is none.
+    #[serde(default)]
+    pub keys: Vec<KeyStatus>,
+}
+
+/// An API key. Counts are of requests, since its name was first configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeyStatus {
+    pub name: String,
+    pub in_flight: u32,
+    pub in_flight_max: Option<u32>,
+    pub requests_per_minute_max: Option<u32>,
+    /// By outcome: `passed`, `forbidden`, `limited` or `refused`.
+    pub requests: BTreeMap<String, u64>,
 }
 
 /// The process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     pub version: String,
+    /// 0: a kvpin that doesn't say.
+    #[serde(default)]
+    pub pid: u32,
     pub uptime_s: f64,
     /// Requests that are being handled at this moment, whatever they are for.
     pub open_requests: usize,
+    /// `null` until there was one.
+    pub last_reload: Option<ReloadStatus>,
+    /// The newest try to put another process in the place of this one; `null` until one came to nothing.
+    pub last_failed_upgrade: Option<UpgradeStatus>,
 }
 
 /// A model. Counts are since it was first configured, without replicas that are gone.
@@ -47,6 +71,11 @@ pub struct ModelStatus {
     /// Of the tokens that the engines looked up in their prefix caches since they started: the share that was found.
     pub prefix_hit_percent: Option<f64>,
     pub in_flight: u32,
+    /// The sums of the replicas' books.
+    #[serde(flatten)]
+    pub books: Books,
+    pub first_byte: FirstByte,
+    pub working_set: WorkingSet,
     /// Turns that got no replica, by reason.
     pub refused: BTreeMap<String, u64>,
     /// What an operator should know, in words.
@@ -115,6 +144,10 @@ pub struct ReplicaStatus {
     /// Token counting and the like.
     pub side: u64,
     pub outcomes: Outcomes,
+    #[serde(flatten)]
+    pub books: Books,
+    /// Tokens of the active conversations pinned here, as far as turns of them were measured.
+    pub working_set_tokens: u64,
     /// Turns in flight from which on a pinned turn may be served elsewhere.
     pub spill_threshold: u32,
     pub max_num_seqs: u32,
@@ -175,10 +208,26 @@ impl Status {
         Status {
             kvpin: Process {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
                 uptime_s: seconds(view.uptime),
                 open_requests: view.open_requests,
+                last_reload: view.last_reload.clone(),
+                last_failed_upgrade: view.last_failed_upgrade.clone(),
             },
             models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot)).collect(),
+            keys: view.keys.iter().map(KeyStatus::of).collect(),
+        }
+    }
+}
+
+impl KeyStatus {
+    fn of(key: &KeySnapshot) -> Self {
+        KeyStatus {
+            name: key.name.clone(),
+            in_flight: key.in_flight,
+            in_flight_max: key.in_flight_max,
+            requests_per_minute_max: key.requests_per_minute_max,
+            requests: key.requests.iter().map(|(verdict, count)| (verdict.as_str().to_owned(), *count)).collect(),
         }
     }
 }
@@ -205,6 +254,9 @@ impl ModelStatus {
                 of_engines(|scrape| scrape.prefix_queries_tokens),
             ),
             in_flight: replicas.iter().map(|replica| replica.in_flight).sum(),
+            books: Books::of_model(snapshot),
+            first_byte: FirstByte::from(&snapshot.first_bytes),
+            working_set: WorkingSet::of(replicas),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
             notes: notes(snapshot),
             replicas: replicas.iter().map(ReplicaStatus::of).collect(),
@@ -256,6 +308,8 @@ impl ReplicaStatus {
                 abandoned: counters.abandoned,
                 moved_on: counters.moved_on,
             },
+            books: Books::from(&replica.ledger),
+            working_set_tokens: replica.held.active_tokens,
             spill_threshold: replica.spill_threshold,
             max_num_seqs: replica.max_num_seqs,
             max_num_seqs_source: replica.max_num_seqs_source.as_str().to_owned(),

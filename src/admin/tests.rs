@@ -1,13 +1,16 @@
 //! The pages of a balancer that the test drives by hand.
 
+mod live;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pingora::server::ShutdownWatch;
 use pingora::services::listening::Service;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
@@ -16,9 +19,10 @@ use crate::balancer::{
     Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
     SpillThreshold, Turn,
 };
-use crate::config::Config;
+use crate::config::{Config, KeyConfig, KeyHash};
 use crate::conversation::{ConversationKey, KeySecret};
 use crate::dispatch::{Clock, Dispatcher, Model, Routing};
+use crate::keys::{KeyRing, KeySnapshot, Verdict};
 use crate::metrics::Metrics;
 
 const POLICY: Policy = Policy {
@@ -31,7 +35,7 @@ const POLICY: Policy = Policy {
 
 fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
-    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), rank, drain: false }
+    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), is_tls: false, rank, drain: false }
 }
 
 fn turn(key: u64) -> Turn<'static> {
@@ -40,6 +44,17 @@ fn turn(key: u64) -> Turn<'static> {
 
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// A key that was used and one that was not.
+fn keys() -> Vec<KeySnapshot> {
+    let config = [("alice", Some(2)), ("bob", None)]
+        .map(|(name, in_flight_max)| KeyConfig { in_flight_max, ..KeyConfig::new(name, KeyHash::of(name.as_bytes())) });
+    let ring = KeyRing::new(&config, None);
+    let alice = ring.find(b"alice").unwrap();
+    let _slot = alice.enter(at(1)).unwrap();
+    [Verdict::Passed, Verdict::Passed, Verdict::Limited].into_iter().for_each(|verdict| alice.count(verdict));
+    ring.snapshot()
 }
 
 /// Serves a turn to its end.
@@ -60,7 +75,8 @@ fn model(name: &str) -> Arc<Model> {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), balancer)),
+        upstream_authorization: None,
+        dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), Arc::default(), balancer)),
     })
 }
 
@@ -105,8 +121,11 @@ fn down() -> Balancer {
 
 fn view() -> View {
     View {
+        keys: keys(),
         uptime: Duration::from_millis(8_500),
         open_requests: 1,
+        last_reload: None,
+        last_failed_upgrade: None,
         models: vec![(model("big"), ranked().snapshot(at(8))), (model("small"), down().snapshot(at(8)))],
     }
 }
@@ -161,6 +180,10 @@ fn every_figure_of_the_snapshot_is_a_series_of_its_own() {
         (format!("kvpin_engine_prefix_queries_tokens_total{{{gpu}}}"), "1000"),
         (format!("kvpin_engine_prefix_hits_tokens_total{{{gpu}}}"), "999"),
         ("kvpin_refused_turns_total{model=\"small\",reason=\"no_replica_up\"}".to_owned(), "1"),
+        ("kvpin_key_requests_total{key=\"alice\",outcome=\"passed\"}".to_owned(), "2"),
+        ("kvpin_key_requests_total{key=\"alice\",outcome=\"limited\"}".to_owned(), "1"),
+        ("kvpin_key_requests_total{key=\"bob\",outcome=\"forbidden\"}".to_owned(), "0"),
+        ("kvpin_key_in_flight_requests{key=\"alice\"}".to_owned(), "1"),
         ("kvpin_uptime_seconds".to_owned(), "8.5"),
         ("kvpin_open_requests".to_owned(), "1"),
         (format!("kvpin_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), "1"),
@@ -256,20 +279,36 @@ fn nearly_all_never_reads_as_all() {
     assert_eq!(super::status::percent(0, 0), None);
 }
 
-/// A connection to an admin listener that has one model and seven open requests.
-async fn connect() -> TcpStream {
+/// An admin listener's application that has one model and seven open requests.
+fn admin() -> Arc<Admin> {
     let yaml = "listen: [127.0.0.1:0]\nmodels:\n  tiny:\n    replicas:\n      - url: http://127.0.0.1:9\n";
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
-    let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied });
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxied = Proxied {
+        count_open: Box::new(|| 7),
+        explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))),
+        lately: Arc::default(),
+        upgrade: Box::new(|| Box::pin(async { Err("not today".to_owned()) })),
+    };
+    Arc::new(Admin::new(Arc::new(routing), proxied, Arc::default()))
+}
+
+/// A connection to it, of which the system holds only little that wasn't read.
+async fn connect_to(admin: &Arc<Admin>, shutdown: &ShutdownWatch) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_send_buffer_size(4_096).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = socket.listen(1).unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let (_stop, shutdown) = tokio::sync::watch::channel(false);
     let stream: pingora::protocols::Stream = Box::new(pingora::protocols::l4::stream::Stream::from(stream));
-    tokio::spawn(Service::handle_event(stream, admin, shutdown));
+    tokio::spawn(Service::handle_event(stream, Arc::clone(admin), shutdown.clone()));
     client
+}
+
+async fn connect() -> TcpStream {
+    let (_stop, shutdown) = tokio::sync::watch::channel(false);
+    connect_to(&admin(), &shutdown).await
 }
 
 /// The answer to a request after which the listener closes the connection.
@@ -282,13 +321,18 @@ async fn ask(client: &mut TcpStream, request: &str) -> (String, String) {
 }
 
 async fn get(path: &str) -> (String, String) {
-    ask(&mut connect().await, &format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n")).await
+    ask(&mut connect().await, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
 }
 
 #[tokio::test]
 async fn every_page_is_served_with_its_type() {
     for (path, content_type, word) in [
-        ("/", "text/plain; charset=utf-8", "/api/v1/status"),
+        ("/", "text/html; charset=utf-8", "<title>kvpin</title>"),
+        ("/?anything", "text/html; charset=utf-8", "<title>kvpin</title>"),
+        ("/page/main.js", "text/javascript; charset=utf-8", "import"),
+        ("/page/base.css", "text/css; charset=utf-8", ":root"),
+        ("/page/icon.svg", "image/svg+xml", "<svg"),
+        ("/api", "text/plain; charset=utf-8", "/api/v1/status"),
         ("/health", "application/json", "ok"),
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
         ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
@@ -298,6 +342,7 @@ async fn every_page_is_served_with_its_type() {
         let (head, body) = get(path).await;
         assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
         assert!(head.contains(&format!("content-type: {content_type}\r\n")), "{path}: {head}");
+        assert!(head.contains("x-content-type-options: nosniff\r\n"), "{path}: {head}");
         assert!(body.contains(word), "{path}: {body}");
     }
 }
@@ -307,31 +352,92 @@ async fn other_pages_are_not_there_and_none_can_be_written() {
     let (head, body) = get("/api/v2/status").await;
     assert!(head.starts_with("http/1.1 404"), "{head}");
     assert_eq!(serde_json::from_str::<serde_json::Value>(&body).unwrap()["error"]["code"], 404);
-    let post = "POST /metrics HTTP/1.1\r\nhost: admin\r\ncontent-length: 4\r\n\r\nbody";
+    let post = "POST /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\nbody";
     let (head, _) = ask(&mut connect().await, post).await;
     assert!(head.starts_with("http/1.1 405") && head.contains("allow: get, head\r\n"), "{head}");
 }
 
 #[tokio::test]
 async fn a_raw_request_is_handed_over_to_be_explained() {
-    let post = "POST /api/v1/explain HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody";
+    let post = "POST /api/v1/explain HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody";
     let (head, body) = ask(&mut connect().await, post).await;
     assert!(head.starts_with("http/1.1 400") && body.contains("4 bytes"), "{head} {body}");
     let (head, _) = get("/api/v1/explain").await;
     assert!(head.starts_with("http/1.1 405") && head.contains("allow: post\r\n"), "{head}");
 }
 
+async fn post(path: &str, content_type: &str, body: &str) -> (String, serde_json::Value) {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-type: {content_type}\r\n");
+    let request = format!("{head}content-length: {length}\r\n\r\n{body}");
+    let (head, body) = ask(&mut connect().await, &request).await;
+    (head, serde_json::from_str(&body).unwrap())
+}
+
+#[tokio::test]
+async fn a_text_is_compared_with_what_runs_and_nothing_changes() {
+    let other = "models:\n  tiny:\n    replicas: [http://127.0.0.1:9, http://127.0.0.1:10]\n";
+    async fn compared(text: &str) -> (String, serde_json::Value) {
+        post(
+            "/api/v1/check",
+            "application/json",
+            &serde_json::json!({ "path": "/etc/kvpin.yaml", "text": text }).to_string(),
+        )
+        .await
+    }
+    let (head, answer) = compared(other).await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let changes = ["listen: [127.0.0.1:0] -> [127.0.0.1:8080]", "model tiny: replica 127.0.0.1:10 added"];
+    assert_eq!((&answer["ok"], &answer["changes"]), (&false.into(), &changes.as_slice().into()));
+    assert_eq!(answer["problems"][0]["path"], "listen");
+    let (_, answer) = compared(&format!("listen: [127.0.0.1:0]\n{other}")).await;
+    assert_eq!((&answer["ok"], answer["changes"].as_array().map(Vec::len)), (&true.into(), Some(1)));
+    let (_, answer) = compared("models:\n  m: {}\n").await;
+    assert_eq!((&answer["ok"], &answer["problems"][0]["line"]), (&false.into(), &2.into()));
+}
+
+#[tokio::test]
+async fn an_upgrade_says_what_came_of_it_and_is_not_done_for_a_page_in_a_browser() {
+    let (head, answer) = post("/api/v1/upgrade", "application/json", "{}").await;
+    assert!(head.starts_with("http/1.1 409") && answer["error"]["message"] == "not today", "{head} {answer}");
+    let (head, _) = post("/api/v1/upgrade", "text/plain", "{}").await;
+    assert!(head.starts_with("http/1.1 415"), "{head}");
+    for path in ["/api/v1/check", "/api/v1/upgrade"] {
+        let (head, _) = get(path).await;
+        assert!(head.starts_with("http/1.1 405") && head.contains("allow: post\r\n"), "{head}");
+    }
+}
+
 #[tokio::test]
 async fn a_head_request_gets_the_head_of_the_page_and_leaves_the_connection_usable() {
     let mut client = connect().await;
-    client.write_all(b"HEAD /health HTTP/1.1\r\nhost: admin\r\n\r\n").await.unwrap();
+    client.write_all(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut first = Vec::new();
     while !first.ends_with(b"\r\n\r\n") {
         first.push(client.read_u8().await.unwrap());
     }
     let first = String::from_utf8(first).unwrap().to_lowercase();
     assert!(first.starts_with("http/1.1 200") && first.contains("content-length: 15\r\n"), "{first}");
-    let (second, body) = ask(&mut client, "GET /health HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").await;
+    let (second, body) = ask(&mut client, "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     assert!(second.starts_with("http/1.1 200") && second.contains("content-length: 15\r\n"), "{second}");
     assert_eq!(body, r#"{"status":"ok"}"#);
+}
+
+#[tokio::test]
+async fn the_page_may_load_nothing_from_elsewhere_and_is_asked_for_again_each_time() {
+    let (head, _) = get("/").await;
+    for part in
+        ["default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"]
+    {
+        assert!(head.contains(part), "{part} in {head}");
+    }
+    assert!(!head.contains("unsafe-inline") && !head.contains("http:") && !head.contains("https:"), "{head}");
+    assert!(head.contains("cache-control: no-cache\r\n") && !head.contains("no-store"), "{head}");
+    let mark = head.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a mark");
+    let again = format!("GET / HTTP/1.1\r\nhost: localhost\r\nif-none-match: {mark}\r\nconnection: close\r\n\r\n");
+    let (head, body) = ask(&mut connect().await, &again).await;
+    assert!(head.starts_with("http/1.1 304") && head.contains(&format!("etag: {mark}\r\n")), "{head}");
+    assert_eq!(body, "");
+    let (head, _) = get("/api/v1/status").await;
+    assert!(head.contains("cache-control: no-store\r\n"), "{head}");
 }

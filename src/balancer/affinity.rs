@@ -6,6 +6,8 @@
 //! An engine that restarts has lost every history. Its pins lose their claim all at once, without a pass over them: each
 //! carries the replica's *epoch* at the time it was pinned, and one of an older epoch is *lost*.
 
+mod kept;
+
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
 
@@ -13,36 +15,13 @@ use hashlink::LinkedHashMap;
 
 use crate::conversation::ConversationKey;
 
+use super::pin::{Pin, Tokens, millis};
 use super::recent::SWEEP_MAX;
 use super::replica::ReplicaId;
 
 /// How long after its last turn a conversation still counts as load. Of adjacent requests of one agent 95 % come within
 /// 10 s of each other, and gaps beyond a minute mostly end a session (traces of vllm-router's discussion #285).
 pub const ACTIVE_WINDOW: Duration = Duration::from_secs(60);
-
-/// Where a conversation is pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pin {
-    pub replica: ReplicaId,
-    /// The replica it was pinned to before, while the new one has not yet served it.
-    pub previous: Option<ReplicaId>,
-    /// Whether `replica` has served a turn of it. A pin that was never proven is given up when its turn fails.
-    pub proven: bool,
-    /// Whether a second id came to lead to the conversation while it was known by another.
-    pub joined: bool,
-    /// The epochs of `replica` and of `previous` when it was pinned there.
-    epoch: u16,
-    previous_epoch: u16,
-    /// Turns of the conversation that hold a lease.
-    pub in_flight: u16,
-    /// The parent, if `has_parent`: an `Option` of it would make every pin 8 bytes larger.
-    parent: ConversationKey,
-    has_parent: bool,
-    last_used: Duration,
-}
-
-// A million of them: every 8 bytes more are 8 MB.
-const _: () = assert!(size_of::<Pin>() <= 40);
 
 /// How many conversations are pinned to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +36,9 @@ pub struct Held {
     pub lost: u32,
     /// Pinned elsewhere by now, but back here if their turn in flight there fails.
     pub fallback: u32,
+    /// Tokens of the active ones, as far as turns of them were measured: what they want to find in the cache. A beginning that
+    /// several have in common counts with each.
+    pub active_tokens: u64,
 }
 
 /// Bounds of the table.
@@ -106,34 +88,6 @@ impl Hasher for KeyHasher {
 
     fn write_u64(&mut self, key: u64) {
         self.0 = key;
-    }
-}
-
-impl Pin {
-    /// A pin that no turn has been served at yet.
-    pub fn new(replica: ReplicaId, parent: Option<ConversationKey>) -> Self {
-        Pin {
-            replica,
-            previous: None,
-            proven: false,
-            joined: false,
-            epoch: 0,
-            previous_epoch: 0,
-            in_flight: 0,
-            parent: parent.unwrap_or(ConversationKey(0)),
-            has_parent: parent.is_some(),
-            last_used: Duration::ZERO,
-        }
-    }
-
-    /// The conversation that this one is a subagent, a child session or a fork of.
-    pub fn parent(&self) -> Option<ConversationKey> {
-        self.has_parent.then_some(self.parent)
-    }
-
-    /// How long ago a turn of the conversation began, was served or ended.
-    pub fn idle(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.last_used)
     }
 }
 
@@ -191,9 +145,14 @@ impl Affinity {
         self.active.contains_key(&key) || self.idle.contains_key(&key)
     }
 
+    /// The pin of a conversation as it is, even one that is past its idle age.
+    pub fn at(&self, key: ConversationKey) -> Option<&Pin> {
+        self.active.get(&key).or_else(|| self.idle.get(&key))
+    }
+
     /// The pin of a conversation as it is, unless it is past its idle age.
     pub fn peek(&self, key: ConversationKey, now: Duration) -> Option<&Pin> {
-        let pin = self.active.get(&key).or_else(|| self.idle.get(&key))?;
+        let pin = self.at(key)?;
         (!self.is_forgotten(pin, now)).then_some(pin)
     }
 
@@ -207,14 +166,14 @@ impl Affinity {
         // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
         if self.active.get(&key).is_some_and(|pin| !self.is_forgotten(pin, now)) {
             let pin = self.active.to_back(&key)?;
-            pin.last_used = now;
+            pin.last_used_ms = millis(now);
             return Some(pin);
         }
         let pin = self.take(key)?;
         if self.is_forgotten(&pin, now) {
             return None;
         }
-        Some(self.put(key, Pin { last_used: now, ..pin }))
+        Some(self.put(key, Pin { last_used_ms: millis(now), ..pin }))
     }
 
     /// Pins a conversation that has no pin, or one past its idle age.
@@ -224,7 +183,7 @@ impl Affinity {
             self.forget_oldest();
         }
         let epoch = self.epoch(pin.replica);
-        self.put(key, Pin { epoch, last_used: now, ..pin })
+        self.put(key, Pin { epoch, last_used_ms: millis(now), ..pin })
     }
 
     /// Moves a conversation to another replica; the old one is remembered until the new one has served it.
@@ -233,8 +192,23 @@ impl Affinity {
         let (previous, previous_epoch) =
             if pin.proven { (Some(pin.replica), pin.epoch) } else { (pin.previous, pin.previous_epoch) };
         let epoch = self.epoch(replica);
-        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used: now, ..pin };
+        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used_ms: millis(now), ..pin };
         Some(self.put(key, pin))
+    }
+
+    /// A turn of the conversation was measured.
+    pub fn measure(&mut self, key: ConversationKey, tokens: Tokens) {
+        let Some(pin) = self.active.get_mut(&key) else {
+            // A turn that ends touches its pin first, so this is one that was forgotten meanwhile.
+            return;
+        };
+        let before = pin.footprint();
+        pin.measure(tokens);
+        let pin = *pin;
+        if self.has_claim(&pin) {
+            let held = self.count(pin.replica);
+            held.active_tokens = held.active_tokens - before + pin.footprint();
+        }
     }
 
     /// `replica` has served a turn of the conversation: if that is where it is pinned, the pin holds from here on.
@@ -253,7 +227,10 @@ impl Affinity {
         let Some(pin) = self.take(key) else { return };
         if let Some(previous) = pin.previous {
             let epoch = pin.previous_epoch;
-            self.put(key, Pin { replica: previous, epoch, previous: None, proven: true, last_used: now, ..pin });
+            self.put(
+                key,
+                Pin { replica: previous, epoch, previous: None, proven: true, last_used_ms: millis(now), ..pin },
+            );
         }
     }
 
@@ -305,8 +282,10 @@ impl Affinity {
     fn take(&mut self, key: ConversationKey) -> Option<Pin> {
         let pin = if let Some(pin) = self.active.remove(&key) {
             *self.place_of(&pin, List::Active) -= 1;
-            if self.is_relative(&pin) {
-                self.count(pin.replica).relatives -= 1;
+            if self.has_claim(&pin) {
+                let held = self.count(pin.replica);
+                held.relatives -= u32::from(pin.has_parent);
+                held.active_tokens -= pin.footprint();
             }
             pin
         } else {
@@ -322,8 +301,10 @@ impl Affinity {
 
     fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
         *self.place_of(&pin, List::Active) += 1;
-        if self.is_relative(&pin) {
-            self.count(pin.replica).relatives += 1;
+        if self.has_claim(&pin) {
+            let held = self.count(pin.replica);
+            held.relatives += u32::from(pin.has_parent);
+            held.active_tokens += pin.footprint();
         }
         if let Some(previous) = pin.previous {
             self.count(previous).fallback += 1;
@@ -342,11 +323,6 @@ impl Affinity {
         }
     }
 
-    /// Whether a pin that is active counts among the relatives.
-    fn is_relative(&self, pin: &Pin) -> bool {
-        pin.has_parent && self.has_claim(pin)
-    }
-
     fn count(&mut self, replica: ReplicaId) -> &mut Held {
         let index = replica.index();
         if index >= self.held.len() {
@@ -362,7 +338,10 @@ impl Affinity {
         for pin in self.active.values() {
             let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
             *if has_claim { &mut held.active } else { &mut held.lost } += 1;
-            held.relatives += u32::from(self.is_relative(pin));
+            if has_claim {
+                held.relatives += u32::from(pin.has_parent);
+                held.active_tokens += pin.footprint();
+            }
         }
         for (key, pin) in &self.idle {
             let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
@@ -371,13 +350,13 @@ impl Affinity {
             assert_eq!(pin.in_flight, 0, "a conversation in flight is idle");
         }
         for list in [&self.active, &self.idle] {
-            let mut newest = Duration::ZERO;
+            let mut newest = 0;
             for (key, pin) in list {
                 if let Some(previous) = pin.previous {
                     held[previous.index()].fallback += 1;
                 }
-                assert!(pin.last_used >= newest, "a list is out of order");
-                newest = pin.last_used;
+                assert!(pin.last_used_ms >= newest, "a list is out of order");
+                newest = pin.last_used_ms;
                 assert!(pin.previous.is_none() || !pin.proven, "a proven pin remembers another");
                 assert_ne!(pin.parent(), Some(*key), "a conversation is its own parent");
             }

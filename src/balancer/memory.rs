@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::conversation::{Chain, ConversationKey, Link};
 
-use super::affinity::{Affinity, Bounds, Pin};
+use super::affinity::{Affinity, Bounds};
 use super::aliases::Aliases;
 use super::histories::{Extension, Histories, Known, fork_of};
+use super::pin::Pin;
 use super::replica::ReplicaId;
 use super::ticket::{Lesson, Ticket};
 use super::turn::{Decision, Placement, Recognised, Turn};

@@ -5,24 +5,32 @@
 //! the code that serves production is the code that tests and the simulator drive in virtual time.
 //!
 //! The life of a turn: [`Balancer::arrive`] decides and takes the slot, [`Balancer::served`] marks the first byte of a
-//! good response, [`Balancer::finish`] gives the slot back. A [`Ticket`] carries the turn from one to the next.
+//! good response, [`Balancer::charge`] books what it cost, [`Balancer::finish`] gives the slot back. A [`Ticket`] carries the turn from one to the next.
 
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
+mod accounts;
 mod affinity;
 mod aliases;
 mod choice;
+mod cost;
+mod distribution;
 mod evidence;
+mod export;
 mod health;
 mod histories;
+mod ledger;
 mod load;
 mod membership;
 mod memory;
 mod observe;
+mod pin;
 mod placement;
 mod policy;
 mod recent;
+mod records;
 mod replica;
+mod restore;
 mod silence;
 mod snapshot;
 #[cfg(test)]
@@ -30,19 +38,27 @@ mod tests;
 mod ticket;
 mod turn;
 mod vitals;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
+pub use cost::{Bill, Cold, ColdReason, Cost};
+pub use distribution::Distribution;
 pub use evidence::Evidence;
+pub use export::Export;
 pub use health::{DownReason, DrainReason, Health, News, Outage, RestartCause};
+pub use ledger::{ColdLine, Ledger};
 pub use load::{SCRAPE_AGE_MAX, Scrape, Signs};
 pub use memory::FORK_TEXT_BYTES_MIN;
 pub use observe::Ordered;
+pub use pin::Tokens;
 pub use policy::{ASSUMED_MAX_NUM_SEQS, HealthPolicy, MaxNumSeqsSource, Mode, Policy, SpillThreshold};
+pub use records::{AliasRecord, HistoryRecord, PartRecord, PinRecord, RawKey, Records, ReplicaRecord};
 pub use replica::{Counters, Membership, Order, ReplicaId, ReplicaSpec};
+pub use restore::{Restore, Restored};
 pub use snapshot::{ConversationSnapshot, ReplicaSnapshot, Snapshot};
 pub use ticket::{Foreseen, Ticket};
 pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, TurnKind, Unpinned};
@@ -50,6 +66,7 @@ pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, T
 use crate::conversation::ConversationKey;
 
 use choice::Choice;
+use ledger::BytesPerToken;
 use memory::Memory;
 use placement::Rotation;
 use replica::Replica;
@@ -63,9 +80,13 @@ pub struct Balancer {
     policy: Policy,
     replicas: Vec<Replica>,
     memory: Memory,
+    bytes_per_token: BytesPerToken,
+    first_bytes: Distribution,
     rotation: Rotation,
     refused: [u64; Refusal::ALL.len()],
     news: Vec<News>,
+    /// Grows with whatever changes what an export has.
+    changes: u64,
 }
 
 impl Balancer {
@@ -74,12 +95,19 @@ impl Balancer {
             policy,
             replicas: Vec::new(),
             memory: Memory::new(policy.bounds),
+            bytes_per_token: BytesPerToken::new(),
+            first_bytes: Distribution::new(),
             rotation: Rotation::default(),
             refused: [0; Refusal::ALL.len()],
             news: Vec::new(),
+            changes: 0,
         };
         balancer.reconfigure(policy, specs, now);
         balancer
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// What [`Balancer::arrive`] would do with a turn at this moment. Nothing is taken, counted or marked as used.
@@ -111,8 +139,17 @@ impl Balancer {
     /// says of its conversation is remembered.
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
         self.count(ticket);
+        self.changes += 1;
         self.memory.learn(ticket, now);
         self.observe(ticket.replica, Evidence::Served, now);
+    }
+
+    /// The first byte of a turn's answer took so long, from the request's arrival. Side calls, which generate little or nothing,
+    /// would only blur it.
+    pub fn note_first_byte(&mut self, ticket: &Ticket, took: Duration) {
+        if ticket.decision != Decision::Side {
+            self.first_bytes.add(took);
+        }
     }
 
     /// The turn has ended: its slot is free again.
@@ -170,6 +207,11 @@ impl Balancer {
         snapshot::newest(self, limit, now)
     }
 
+    /// A number that is another one if anything has changed that an export has, ages left aside.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Everything a reader may want to see. Costs a pass over the replicas, not over the pins.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
         snapshot::take(self, now)
@@ -182,6 +224,7 @@ impl Balancer {
             self.rotation.turn_past(choice.replica);
         }
         if let Some(speaker) = &choice.speaker {
+            self.changes += 1;
             self.memory.hold(speaker, choice.replica, choice.decision, now);
         }
         Ticket::new(choice, turn)

@@ -1,18 +1,24 @@
 //! A replica as the balancer sees it: what it is, whether it is up, its load, and what it was given to do.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::health::{DrainReason, Health};
+use super::ledger::Ledger;
 use super::load::{Load, Scrape};
 use super::policy::HealthPolicy;
+use super::records::ReplicaRecord;
 use super::turn::{Decision, Outcome, Placement};
 use super::vitals::Vitals;
 
 /// The index of a replica within its model. It stays the same as long as the replica is configured, over reloads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaId(u16);
+pub struct ReplicaId(
+    /// One more than the index, so that an `Option` of it is no larger: pins have one.
+    NonZeroU16,
+);
 
 /// What a replica is and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +28,8 @@ pub struct ReplicaSpec {
     pub address: SocketAddr,
     /// `host:port` as configured, for the `Host` header.
     pub authority: String,
+    /// Whether it is spoken to over TLS, and never otherwise.
+    pub is_tls: bool,
     /// The data-parallel rank of the server behind `address`; `None` for a server with one engine.
     pub rank: Option<u16>,
     /// Whether the configuration wants it to take nothing new.
@@ -76,7 +84,12 @@ pub(super) struct Replica {
     is_ordered_to_drain: bool,
     drain_since: Option<Duration>,
     pub load: Load,
+    /// What stands in for a scrape until there is one: what its engine was known by before this process.
+    pub baseline: Option<Scrape>,
     pub counters: Counters,
+    pub ledger: Ledger,
+    /// Tokens that were computed on it for kvpin's turns, modulo 2^32: what has come into its cache.
+    pub computed: u32,
     /// The engine's own `max_num_seqs`, where it tells.
     pub reported_max_num_seqs: Option<u32>,
 }
@@ -84,11 +97,12 @@ pub(super) struct Replica {
 impl ReplicaId {
     /// The id at a place in the model's list. The configuration bounds a model to 1,024 replicas.
     pub fn from_index(index: usize) -> Option<ReplicaId> {
-        u16::try_from(index).ok().map(ReplicaId)
+        let number = u16::try_from(index).ok()?.checked_add(1)?;
+        NonZeroU16::new(number).map(ReplicaId)
     }
 
     pub fn index(self) -> usize {
-        usize::from(self.0)
+        usize::from(self.0.get()) - 1
     }
 }
 
@@ -108,7 +122,10 @@ impl Replica {
             membership: Membership::Configured,
             vitals: Vitals::new(now),
             load: Load::default(),
+            baseline: None,
             counters: Counters::default(),
+            ledger: Ledger::default(),
+            computed: 0,
             reported_max_num_seqs: None,
         }
     }
@@ -173,9 +190,23 @@ impl Replica {
     }
 
     pub fn scraped(&mut self, scrape: Scrape, policy: &HealthPolicy) {
-        self.vitals.scraped(&scrape, self.load.scrape(), policy);
+        let baseline = self.baseline.take();
+        self.vitals.scraped(&scrape, self.load.scrape().or(baseline.as_ref()), policy);
         self.load.scraped(scrape);
         self.note_occupied(scrape.at);
+    }
+
+    /// What of it is to outlive the process.
+    pub fn record(&self) -> ReplicaRecord {
+        let ReplicaSpec { name, address, authority: _, rank, drain: _, is_tls: _ } = &*self.spec;
+        ReplicaRecord {
+            name: name.clone(),
+            address: *address,
+            rank: *rank,
+            is_ordered_to_drain: self.is_ordered_to_drain,
+            computed: self.computed,
+            signs: self.load.scrape().or(self.baseline.as_ref()).map(|scrape| scrape.signs),
+        }
     }
 
     fn note_occupied(&mut self, now: Duration) {

@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::affinity::Held;
+use super::distribution::Distribution;
 use super::health::{DrainReason, Health};
+use super::ledger::Ledger;
 use super::load::Scrape;
 use super::replica::{Counters, Membership, ReplicaId, ReplicaSpec};
 use super::turn::Refusal;
@@ -24,6 +26,8 @@ pub struct Snapshot {
     /// Histories by which a conversation without an id, or the origin of a fork, is recognised.
     pub histories: usize,
     pub refused: Vec<(Refusal, u64)>,
+    /// From a turn's arrival to the first byte of its answer.
+    pub first_bytes: Distribution,
     /// Configured replicas, and retired ones that still hold leases.
     pub replicas: Vec<ReplicaSnapshot>,
 }
@@ -50,6 +54,7 @@ pub struct ReplicaSnapshot {
     pub max_num_seqs: u32,
     pub max_num_seqs_source: MaxNumSeqsSource,
     pub counters: Counters,
+    pub ledger: Ledger,
     /// The newest scrape, and its age.
     pub scrape: Option<(Scrape, Duration)>,
 }
@@ -109,6 +114,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
                 max_num_seqs,
                 max_num_seqs_source,
                 counters: replica.counters,
+                ledger: replica.ledger,
                 scrape: replica.load.scrape().map(|scrape| (*scrape, now.saturating_sub(scrape.at))),
             })
         })
@@ -119,6 +125,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
         conversations: balancer.memory.pins.len(),
         conversation_aliases: balancer.memory.aliases.len(),
         histories: balancer.memory.histories.len(),
+        first_bytes: balancer.first_bytes.clone(),
         refused: Refusal::ALL.into_iter().zip(balancer.refused).collect(),
         replicas,
     }

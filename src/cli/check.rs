@@ -5,12 +5,25 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::config::{Alias, Config, ConfigError, ModelConfig, ReplicaConfig, SpillThreshold};
+use crate::admin::CHECK;
+use crate::admin::check::{CheckAnswer, CheckRequest};
+use crate::admin::lately::ProblemStatus;
+use crate::config::{Alias, Config, ConfigError, ListenConfig, ModelConfig, Problem, ReplicaConfig, SpillThreshold};
+use crate::tls::{Certificate, ListenerTls};
+
+use super::admin_token::TokenArgs;
+use super::drain::{Admin, url_of};
 
 /// EX_CONFIG of sysexits.h, which systemd and scripts can tell from a crash.
 use super::EXIT_CONFIG;
+
+/// The kvpin that serves may have to resolve hostnames.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the check came to. The errors go to stderr, so that stdout holds a summary or nothing.
 struct Verdict {
@@ -19,11 +32,32 @@ struct Verdict {
     exit: ExitCode,
 }
 
+/// What else it is held against.
+#[derive(clap::Args)]
+pub struct AgainstArgs {
+    /// Ask the kvpin that serves what a reload with this file would change, and whether it would be refused.
+    #[arg(long, value_name = "running", value_parser = ["running"])]
+    against: Option<String>,
+    /// The admin listener of that kvpin. Default: the one that the file has.
+    #[arg(long, value_name = "URL", requires = "against")]
+    admin: Option<String>,
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
 /// Reads the file and prints what it means (exit 0) or what is wrong with it (exit 78); with `json` one object on stdout either way.
-/// Exit 1 if the output can't be written.
-pub fn run(config: &Path, json: bool) -> ExitCode {
+/// Held against the kvpin that serves: exit 1 if that would refuse it. Exit 1 too if the output can't be written, or nobody answers.
+pub fn run(config: &Path, json: bool, against: &AgainstArgs) -> ExitCode {
     let loaded = Config::load(config);
-    let verdict = if json { in_json(&loaded) } else { in_words(config, &loaded) };
+    let verdict = match (&loaded, &against.against) {
+        (Ok(loaded), Some(_)) => match ask(config, loaded, against) {
+            Ok(answer) if json => compared_in_json(&answer),
+            Ok(answer) => compared_in_words(&answer),
+            Err(error) => return super::finish(Err(error)),
+        },
+        (Ok(_) | Err(_), _) if json => in_json(&loaded),
+        (Ok(_) | Err(_), _) => in_words(config, &loaded),
+    };
     match print(&verdict) {
         Ok(()) => verdict.exit,
         Err(_) => ExitCode::FAILURE,
@@ -35,6 +69,51 @@ fn print(verdict: &Verdict) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(verdict.stdout.as_bytes())?;
     stdout.flush()
+}
+
+/// Asks the kvpin that serves.
+fn ask(file: &Path, config: &Config, against: &AgainstArgs) -> anyhow::Result<CheckAnswer> {
+    let url = match (&against.admin, config.admin) {
+        (Some(given), _) => given.trim_end_matches('/').to_owned(),
+        (None, Some(address)) => url_of(address),
+        (None, None) => bail!("the file says `admin: off`; where the running kvpin can be asked is for --admin to say"),
+    };
+    let url = if url.contains("://") { url } else { format!("http://{url}") };
+    let token = against.token.token(Some(config))?;
+    let request = CheckRequest { path: std::path::absolute(file)?, text: Config::read(file)? };
+    let request = serde_json::to_vec(&request)?;
+    let answer = super::block_on(async { Admin { url, token }.post(CHECK, request, PATIENCE).await })?;
+    serde_json::from_slice(&answer).context("its answer can't be read; is it another version of kvpin?")
+}
+
+fn compared_in_words(answer: &CheckAnswer) -> Verdict {
+    let CheckAnswer { ok, changes, problems, warnings } = answer;
+    let mut stdout = match (changes.as_slice(), ok) {
+        ([], true) => "a reload would change nothing\n".to_owned(),
+        ([], false) => String::new(),
+        (changes, _) => changes.iter().map(|change| format!("{change}\n")).collect(),
+    };
+    stdout.extend(warnings.iter().map(|warning| format!("warning: {warning}\n")));
+    let mut stderr = String::new();
+    if !ok {
+        stderr.push_str("a reload would be refused:\n");
+        stderr.extend(problems.iter().map(|problem| format!("{}\n", in_a_line(problem))));
+    }
+    Verdict { stdout, stderr, exit: compared_exit(answer) }
+}
+
+fn compared_in_json(answer: &CheckAnswer) -> Verdict {
+    let stdout = format!("{}\n", json!(answer));
+    Verdict { stdout, stderr: String::new(), exit: compared_exit(answer) }
+}
+
+fn compared_exit(answer: &CheckAnswer) -> ExitCode {
+    if answer.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn in_a_line(problem: &ProblemStatus) -> Problem {
+    let ProblemStatus { line, path, reason } = problem.clone();
+    Problem { line, path, reason }
 }
 
 fn exit(loaded: &Result<Config, ConfigError>) -> ExitCode {
@@ -61,12 +140,15 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "ok": true,
             "errors": [],
             "warnings": config.warnings(),
+            "listen": config.listen.iter().map(listener_json).collect::<Vec<_>>(),
+            "keys": config.keys.as_ref().map(|keys| keys.keys.iter().map(|key| &key.name).collect::<Vec<_>>()),
             "models": config.models.iter().map(model_json).collect::<Vec<_>>(),
         }),
         Err(err) => json!({
             "ok": false,
             "errors": errors_json(err),
             "warnings": [],
+            "listen": [],
             "models": [],
         }),
     };
@@ -76,6 +158,25 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
 fn errors_json(err: &ConfigError) -> Vec<Value> {
     let problems = err.problems().iter();
     problems.map(|p| json!({ "line": p.line, "path": p.path, "reason": p.reason })).collect()
+}
+
+fn listener_json(listener: &ListenConfig) -> Value {
+    json!({ "address": listener.address.to_string(), "tls": listener.tls.as_ref().map(tls_json) })
+}
+
+fn tls_json(tls: &ListenerTls) -> Value {
+    let certificate = |certificate: &Certificate| {
+        json!({
+            "file": certificate.path().display().to_string(),
+            "names": certificate.names(),
+            "expires_s": certificate.expires_s(),
+        })
+    };
+    json!({
+        "certificates": tls.certificates().iter().map(certificate).collect::<Vec<_>>(),
+        "client_ca": tls.client_ca().map(|authority| authority.path().display().to_string()),
+        "min_version": tls.min_version().to_string(),
+    })
 }
 
 fn model_json(model: &ModelConfig) -> Value {
@@ -99,6 +200,7 @@ fn replica_json(replica: &ReplicaConfig) -> Value {
         "name": replica.name,
         "address": replica.address.to_string(),
         "authority": replica.authority,
+        "tls": replica.tls.as_ref().map(ToString::to_string),
         "rank": replica.rank,
         "data_parallel_size": replica.data_parallel_size,
     })
@@ -115,12 +217,15 @@ struct Summary<'a>(&'a Config);
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary(config) = self;
-        for address in &config.listen {
-            writeln!(f, "listen {address}")?;
+        for listener in &config.listen {
+            write_listener(f, listener)?;
         }
         match config.admin {
             Some(address) => writeln!(f, "admin {address}")?,
             None => writeln!(f, "admin off")?,
+        }
+        if let Some(keys) = &config.keys {
+            writeln!(f, "{} keys in {}", keys.keys.len(), keys.file.display())?;
         }
         if let Some(name) = &config.default_model {
             writeln!(f, "default model {name}")?;
@@ -137,6 +242,19 @@ impl fmt::Display for Summary<'_> {
             writeln!(f, "warning: {warning}")?;
         }
         Ok(())
+    }
+}
+
+fn write_listener(f: &mut fmt::Formatter<'_>, listener: &ListenConfig) -> fmt::Result {
+    write!(f, "listen {}", listener.address)?;
+    let Some(tls) = &listener.tls else { return writeln!(f) };
+    writeln!(f, " with TLS from {} on", tls.min_version())?;
+    for certificate in tls.certificates() {
+        writeln!(f, "  certificate {certificate}")?;
+    }
+    match tls.client_ca() {
+        Some(authority) => writeln!(f, "  clients need a certificate of {authority}"),
+        None => Ok(()),
     }
 }
 
@@ -157,6 +275,9 @@ fn write_model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         let mut at = replica.address.to_string();
         if let Some(rank) = replica.rank {
             write!(at, " rank {rank} of {}", replica.data_parallel_size)?;
+        }
+        if let Some(tls) = &replica.tls {
+            write!(at, " over TLS, {tls}")?;
         }
         let width = width.unwrap_or_default();
         writeln!(f, "  replica {:width$}  {at}", replica.name)?;
@@ -245,6 +366,7 @@ prefer separate servers for Codex
             "ok": false,
             "errors": [{"line": 1, "path": "models", "reason": "no model is given"}],
             "warnings": [],
+            "listen": [],
             "models": [],
         });
         assert_eq!(object, expected);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use http::request::Builder;
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::client::legacy::Client;
@@ -16,8 +17,9 @@ use crate::admin::drain::{DrainAnswer, DrainRequest};
 use crate::admin::status::{ReplicaStatus, Status};
 use crate::admin::{DRAIN, UNDRAIN};
 use crate::balancer::Order;
-use crate::config::Config;
+use crate::config::{Config, Secret};
 
+use super::admin_token::{TokenArgs, authorized};
 use super::{EXIT_CONFIG, EXIT_USAGE};
 
 /// Where a kvpin has its admin listener whose configuration says nothing of it.
@@ -41,6 +43,8 @@ pub struct DrainArgs {
     wait: bool,
     #[command(flatten)]
     at: AdminArgs,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Which replica, and of which kvpin.
@@ -51,12 +55,14 @@ pub struct UndrainArgs {
     target: String,
     #[command(flatten)]
     at: AdminArgs,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Where the admin listener of the kvpin that serves is.
 #[derive(clap::Args)]
 #[group(multiple = false)]
-struct AdminArgs {
+pub(super) struct AdminArgs {
     /// The admin listener of the kvpin that serves, such as http://127.0.0.1:9180, which is the default.
     #[arg(long, value_name = "URL")]
     admin: Option<String>,
@@ -66,13 +72,14 @@ struct AdminArgs {
 }
 
 /// The admin listener of a kvpin that serves.
-struct Admin {
-    url: String,
+pub(super) struct Admin {
+    pub(super) url: String,
+    pub(super) token: Option<Secret>,
 }
 
 /// Drains a replica; with `wait`, until nothing is in flight there. Exit 0 done, 1 failed, 64 wrong usage, 78 bad configuration.
 pub fn drain(args: &DrainArgs) -> ExitCode {
-    run(&args.target, &args.at, async |admin, target| {
+    run(&args.target, &args.at, &args.token, async |admin, target| {
         let ordered = admin.order(Order::Drain, &target).await?;
         println!("{}: draining, {}", args.target, left(ordered.in_flight, ordered.conversations));
         if args.wait { admin.wait(&target).await } else { Ok(()) }
@@ -81,40 +88,45 @@ pub fn drain(args: &DrainArgs) -> ExitCode {
 
 /// Lets a replica serve again.
 pub fn undrain(args: &UndrainArgs) -> ExitCode {
-    run(&args.target, &args.at, async |admin, target| {
+    run(&args.target, &args.at, &args.token, async |admin, target| {
         admin.order(Order::Undrain, &target).await?;
         println!("{}: serves again", args.target);
         Ok(())
     })
 }
 
-fn run(target: &str, at: &AdminArgs, act: impl AsyncFnOnce(&Admin, DrainRequest) -> anyhow::Result<()>) -> ExitCode {
+fn run(
+    target: &str,
+    at: &AdminArgs,
+    token: &TokenArgs,
+    act: impl AsyncFnOnce(&Admin, DrainRequest) -> anyhow::Result<()>,
+) -> ExitCode {
     if !target.split_once('/').is_some_and(|(model, replica)| !model.is_empty() && !replica.is_empty()) {
         eprintln!("kvpin: `{target}` names no replica; give it as MODEL/REPLICA");
         return ExitCode::from(EXIT_USAGE);
     }
-    let url = match at.url() {
-        Ok(url) => url,
+    let (url, config) = match at.url() {
+        Ok(found) => found,
         Err(exit) => return exit,
     };
-    let acted =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime").and_then(|runtime| {
-            runtime.block_on(async {
-                let admin = Admin { url };
-                let target = admin.find(target).await?;
-                act(&admin, target).await
-            })
-        });
-    super::finish(acted)
+    let token = match token.token(config.as_ref()) {
+        Ok(token) => token,
+        Err(error) => return super::finish(Err(error)),
+    };
+    super::finish(super::block_on(async {
+        let admin = Admin { url, token };
+        let target = admin.find(target).await?;
+        act(&admin, target).await
+    }))
 }
 
 impl AdminArgs {
-    /// The listener's URL, or how the program ends because there is none.
-    fn url(&self) -> Result<String, ExitCode> {
+    /// The listener's URL and the configuration, if one was given; or how the program ends because there is none.
+    pub(super) fn url(&self) -> Result<(String, Option<Config>), ExitCode> {
         if let Some(file) = &self.config {
-            return match Config::load(file).map(|config| config.admin) {
-                Ok(Some(admin)) => Ok(url_of(admin)),
-                Ok(None) => {
+            return match Config::load(file).map(|config| (config.admin, config)) {
+                Ok((Some(admin), config)) => Ok((url_of(admin), Some(config))),
+                Ok((None, _)) => {
                     eprintln!("kvpin: {}: it says `admin: off`, so that nobody can be told", file.display());
                     Err(ExitCode::FAILURE)
                 }
@@ -128,7 +140,7 @@ impl AdminArgs {
         // An address alone will do.
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         match url.parse::<Uri>() {
-            Ok(parsed) if parsed.scheme_str() == Some("http") && parsed.path() == "/" => Ok(url),
+            Ok(parsed) if parsed.scheme_str() == Some("http") && parsed.path() == "/" => Ok((url, None)),
             Ok(_) | Err(_) => {
                 eprintln!("kvpin: --admin `{url}` is no URL like {ADMIN_DEFAULT}");
                 Err(ExitCode::from(EXIT_USAGE))
@@ -137,7 +149,7 @@ impl AdminArgs {
     }
 }
 
-fn url_of(admin: SocketAddr) -> String {
+pub(super) fn url_of(admin: SocketAddr) -> String {
     format!("http://{admin}")
 }
 
@@ -172,6 +184,7 @@ impl Admin {
             Order::Undrain => UNDRAIN,
         };
         let call = Request::post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        let call = self.authorized(call);
         let answer = self.exchange(call.body(Full::from(serde_json::to_vec(target)?))?).await?;
         serde_json::from_slice(&answer).context("its answer can't be read")
     }
@@ -209,21 +222,37 @@ impl Admin {
         }
     }
 
+    fn authorized(&self, call: Builder) -> Builder {
+        authorized(call, self.token.as_ref())
+    }
+
     async fn status(&self) -> anyhow::Result<Status> {
-        let call = Request::get(format!("{}{STATUS}", self.url)).body(Full::default())?;
+        let call = self.authorized(Request::get(format!("{}{STATUS}", self.url))).body(Full::default())?;
         serde_json::from_slice(&self.exchange(call).await?)
             .context("its status can't be read; is it another version of kvpin?")
     }
 
     /// The body of a good answer; of another, what it says is wrong.
     async fn exchange(&self, call: Request<Full<bytes::Bytes>>) -> anyhow::Result<Vec<u8>> {
+        self.exchange_within(PATIENCE, call).await
+    }
+
+    /// The answer to an order in JSON, which may take as long as `patience`.
+    pub(super) async fn post(&self, path: &str, order: Vec<u8>, patience: Duration) -> anyhow::Result<Vec<u8>> {
+        let call = Request::post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        let call = self.authorized(call);
+        self.exchange_within(patience, call.body(Full::from(order))?).await
+    }
+
+    async fn exchange_within(&self, patience: Duration, call: Request<Full<bytes::Bytes>>) -> anyhow::Result<Vec<u8>> {
         let asked = async {
             let response = Client::builder(TokioExecutor::new()).build_http().request(call).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
             Ok::<_, anyhow::Error>((status, body.map_err(|error| anyhow!(error))?.to_bytes().to_vec()))
         };
-        let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(|_| anyhow!("no answer within 10 s"));
+        let answer = tokio::time::timeout(patience, asked).await;
+        let answer = answer.map_err(|_| anyhow!("no answer within {} s", patience.as_secs()));
         let (status, body) =
             answer.and_then(|answer| answer).with_context(|| format!("no kvpin answers at {}", self.url))?;
         if status == StatusCode::OK {

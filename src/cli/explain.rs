@@ -16,13 +16,14 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::json;
 
-use crate::config::Config;
+use crate::config::{Config, Secret};
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
 use crate::metrics::Metrics;
 use crate::proxy::{Explanation, explain};
 
 use super::EXIT_CONFIG;
+use super::admin_token::{TokenArgs, authorized};
 
 /// The path on the admin listener.
 const PATH: &str = "/api/v1/explain";
@@ -45,6 +46,8 @@ pub struct ExplainArgs {
     /// Don't ask the kvpin that serves by this configuration, if there is one.
     #[arg(long)]
     offline: bool,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Who has answered.
@@ -69,7 +72,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
 fn answer(config: &Config, args: &ExplainArgs) -> anyhow::Result<()> {
     let request = read_request(config.limits.head_bytes_max + config.limits.body_bytes_max)?;
     let (answerer, explanation) = match config.admin.filter(|_| !args.offline) {
-        Some(admin) => match ask(admin, &request)? {
+        Some(admin) => match ask(admin, args.token.token(Some(config))?, &request)? {
             Some(explanation) => (Answerer::Serving(admin), explanation),
             None => (Answerer::Here, work_out(config, &request)?),
         },
@@ -91,13 +94,14 @@ fn read_request(bytes_max: usize) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Asks the kvpin behind an admin listener. `None`: nobody is there, or somebody who can't explain.
-fn ask(admin: SocketAddr, request: &[u8]) -> anyhow::Result<Option<Explanation>> {
+fn ask(admin: SocketAddr, token: Option<Secret>, request: &[u8]) -> anyhow::Result<Option<Explanation>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let asked = runtime.block_on(async { tokio::time::timeout(PATIENCE, exchange(admin, request.to_vec())).await });
+    let asked =
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, exchange(admin, token, request.to_vec())).await });
     let Ok(Ok((status, answer))) = asked else { return Ok(None) };
     match status {
         http::StatusCode::OK => Ok(serde_json::from_slice(&answer).ok()),
-        http::StatusCode::BAD_REQUEST => {
+        http::StatusCode::BAD_REQUEST | http::StatusCode::UNAUTHORIZED => {
             let said: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
             bail!("{}", said["error"]["message"].as_str().unwrap_or("this is no HTTP request"));
         }
@@ -105,8 +109,13 @@ fn ask(admin: SocketAddr, request: &[u8]) -> anyhow::Result<Option<Explanation>>
     }
 }
 
-async fn exchange(admin: SocketAddr, request: Vec<u8>) -> anyhow::Result<(http::StatusCode, Vec<u8>)> {
-    let call = http::Request::post(format!("http://{admin}{PATH}")).body(Full::new(bytes::Bytes::from(request)))?;
+async fn exchange(
+    admin: SocketAddr,
+    token: Option<Secret>,
+    request: Vec<u8>,
+) -> anyhow::Result<(http::StatusCode, Vec<u8>)> {
+    let call = authorized(http::Request::post(format!("http://{admin}{PATH}")), token.as_ref());
+    let call = call.body(Full::new(bytes::Bytes::from(request)))?;
     let response = Client::builder(TokioExecutor::new()).build_http().request(call).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| anyhow!(error))?;
@@ -145,6 +154,9 @@ impl fmt::Display for Words<'_> {
         let mut line = |name: &str, text: &str| writeln!(f, "{name:<13} {text}");
         line("request", &format!("{} {}", said.method, said.path))?;
         line("is", &kind(said))?;
+        if let Some(key) = &said.key_name {
+            line("key", key)?;
+        }
         if let Some(refusal) = &said.refusal {
             line("refused", &format!("{} {}", refusal.status, refusal.reason))?;
             line("answer", &refusal.answer)?;

@@ -56,6 +56,9 @@ pub struct ReplicaArgs {
     /// The newest message of the user with a rule's words chooses the rule, each tool's result leads to its next step.
     #[arg(long, value_name = "FILE", verbatim_doc_comment)]
     script: Option<PathBuf>,
+    /// What clients have to show as a bearer token where vLLM's own flag guards: paths that begin with /v1 or /v2.
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
     /// Answer /server_info, as vLLM does with VLLM_SERVER_DEV_MODE=1.
     #[arg(long)]
     dev_mode: bool,
@@ -104,6 +107,7 @@ impl ReplicaArgs {
             engine,
             time_scale: self.time_scale,
             dev_mode: self.dev_mode,
+            api_key: self.api_key,
             script: self.script.as_deref().map(script).transpose()?,
             ..ReplicaOptions::default()
         })

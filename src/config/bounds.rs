@@ -32,6 +32,9 @@ pub(super) const SCRAPE_INTERVAL: Number = number("scrape_interval_ms", 1000, 50
 /// An agent's turn can run for minutes; ten of them is what a stop should wait for.
 pub(super) const SHUTDOWN_GRACE: Number = number("shutdown_grace_s", 600, 1..=DAY_S);
 
+/// What a crash costs: the pins of a minute, each of which costs one reading of a history.
+pub(super) const STATE_INTERVAL: Number = number("state_interval_s", 60, 1..=HOUR_S);
+
 /// A probe costs the engine's API server well under a millisecond.
 pub(super) const HEALTH_INTERVAL: Number = number("interval_ms", 1000, 50..=60_000);
 /// An API server of vLLM that tokenizes long prompts answers late, and must not be taken for dead for it.
@@ -85,6 +88,23 @@ pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 
 /// An agent that was silent for an hour has most likely lost its KV cache to others.
 pub(super) const CONVERSATION_IDLE: Number = number("conversation_idle_s", HOUR_S, 1..=30 * DAY_S);
 pub(super) const DATA_PARALLEL_SIZE: Number = number("data_parallel_size", 1, 1..=REPLICAS_MAX as u64);
+
+/// A listener's certificates are looked through in every handshake.
+pub(super) const CERTIFICATES_MAX: usize = 64;
+/// Each key has series of its own in the metrics.
+pub(super) const KEYS_MAX: usize = 4096;
+/// Of one name: the old key and the new one, and room for a mistake in between.
+pub(super) const KEY_HASHES_MAX: usize = 4;
+pub(super) const KEY_MODELS_MAX: usize = 1024;
+pub(super) const KEY_NAME_BYTES_MAX: usize = 64;
+pub(super) const KEY_IN_FLIGHT: Bound = bound("in_flight_max", 1..=65_536);
+pub(super) const KEY_REQUESTS_PER_MINUTE: Bound = bound("requests_per_minute_max", 1..=1_000_000);
+/// The largest keys file that is read: a thousand bytes for each of the most keys.
+pub(super) const KEYS_FILE_BYTES_MAX: u64 = 4 * MIB;
+/// A key or token in a file of its own.
+pub(super) const SECRET_BYTES_MAX: usize = 4096;
+/// 16 random bytes in base64 have 22 characters. Fewer could be guessed.
+pub(super) const ADMIN_TOKEN_BYTES_MIN: usize = 22;
 
 /// Each is looked up in every request.
 pub(super) const SESSION_HEADERS_MAX: usize = 16;

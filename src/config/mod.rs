@@ -2,44 +2,68 @@
 //!
 //! ```text
 //! text --form--> text without duplicate keys --serde--> File --validate--> Config --reload--> what differs
+//!                             keys, tokens and the files they stand in --------^
 //! ```
 //!
 //! `File` is the surface: every key optional, unknown keys refused. `Config` is what the rest of the program works with: every value
 //! is present, in range and consistent with the others, and every hostname is an address. A problem names its line and its key path,
 //! and as many problems as can be found in one pass are reported together.
 //!
-//! This is a leaf: it knows no other module, logs nothing, and reads nothing but the file and the resolver.
+//! This is a leaf: it knows no other module but [`crate::tls`], logs nothing, and reads nothing but the file, those that it names
+//! and the resolver.
 
+mod access;
 mod addresses;
 mod bounds;
 mod error;
 mod file;
+mod keys;
+mod keys_text;
+mod listen;
 mod locate;
 mod model;
+mod named_files;
 mod reload;
+mod secret;
 mod surface;
+mod tls;
 mod url;
 mod validate;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
+
 pub use error::{ConfigError, Problem};
+pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
+pub use keys_text::{EditError, KeysText};
+pub use named_files::{SecretFile, one_word};
+pub use reload::Comparison;
+pub use secret::{KeyHash, Secret};
 pub use surface::AllowedPath;
 
 /// Everything that an operator decides, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Where clients connect. Never empty; no two overlap. Port 0 lets the kernel choose.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<ListenConfig>,
+    /// Who may ask; `None`: whoever can connect.
+    pub keys: Option<Keys>,
+    /// Whether addresses that other machines reach are served without keys.
+    pub allow_anonymous: bool,
     /// Where metrics and status are served; `None` when it is `off`.
     pub admin: Option<SocketAddr>,
+    /// What the pages there ask for; `None` on loopback only, where it may be left out.
+    pub admin_token: Option<SecretFile>,
     /// The model of a request that names none: a name or an alias that exists.
     pub default_model: Option<String>,
     /// Headers that name a conversation before any that kvpin knows by itself, in order of precedence; 16 at most.
@@ -58,8 +82,30 @@ pub struct Config {
     pub health: HealthConfig,
     /// How long running requests may go on after a stop was asked for, 1 s to 1 day.
     pub shutdown_grace: Duration,
+    /// Where pins and what else is remembered outlive the process.
+    pub state_file: StateFile,
+    /// Between two looks whether there is something new to write there, 1 s to 1 hour.
+    pub state_interval: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
+}
+
+/// A listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenConfig {
+    pub address: SocketAddr,
+    /// `None`: what passes is not encrypted.
+    pub tls: Option<ListenerTls>,
+}
+
+/// Where what is remembered is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateFile {
+    /// In the directory that systemd gives the service, if it does.
+    Default,
+    Off,
+    /// An absolute path.
+    At(PathBuf),
 }
 
 /// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
@@ -142,6 +188,8 @@ pub struct ModelConfig {
     pub client_pins: bool,
     /// Whether the engine is told a conversation's key as `X-Session-ID` where the client sends none of that name.
     pub send_session_id: bool,
+    /// What its engines are shown as `Authorization: Bearer`, in the place of what the client sent.
+    pub upstream_key: Option<SecretFile>,
     /// Entries of the affinity table; the one idle longest gives way.
     pub conversations_max: usize,
     /// A conversation that was silent for so long is forgotten.
@@ -192,45 +240,69 @@ pub struct ReplicaConfig {
     pub data_parallel_size: u16,
     /// Whether it takes nothing new.
     pub drain: bool,
+    /// How it is spoken to over TLS, and who it has to be; `None` for an http URL.
+    pub tls: Option<Arc<ReplicaTls>>,
+}
+
+/// What a file refers to that is not in it.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    resolve: url::Resolve<'a>,
+    /// Relative paths begin here.
+    directory: &'a FilePath,
+    /// The operating system's authorities, once anybody has asked for them.
+    system_roots: &'a OnceCell<Result<Roots, String>>,
+}
+
+impl Surroundings<'_> {
+    fn path(&self, written: &str) -> PathBuf {
+        named_files::locate(self.directory, written)
+    }
 }
 
 impl Config {
     /// The largest file that is read: a thousand replicas need about 100 KB.
     const FILE_BYTES_MAX: u64 = 1 << 20;
 
-    /// Reads a configuration. Blocks while hostnames, if there are any, are resolved.
+    /// Reads a configuration, and the files that it names from the working directory on. Blocks while hostnames, if there are
+    /// any, are resolved.
     pub fn from_yaml(text: &str) -> Result<Config, ConfigError> {
-        Self::from_yaml_resolving(text, &url::resolve)
+        Self::read_in(FilePath::new(""), text, &url::resolve)
     }
 
-    /// [`Self::from_yaml`] of a file. One that can't be read is an error that has the path and the operating system's reason.
-    pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
-        Self::from_yaml(&text)
+    /// The text of a file. One that can't be read is an error that has the path and the operating system's reason.
+    pub fn read(path: &FilePath) -> Result<String, ConfigError> {
+        read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))
+    }
+
+    /// [`Self::from_yaml`] of a text that stands, or is to stand, in the file at `path`: the files that it names are looked for
+    /// from that one's directory on.
+    pub fn from_text(path: &FilePath, text: &str) -> Result<Config, ConfigError> {
+        Self::read_in(directory_of(path), text, &url::resolve)
+    }
+
+    /// [`Self::from_text`] of the file itself.
+    pub fn load(path: &FilePath) -> Result<Config, ConfigError> {
+        Self::from_text(path, &Self::read(path)?)
+    }
+
+    /// Where the configuration at `path` has its keys file, whether or not that exists and the rest of it is valid.
+    pub fn keys_file(path: &FilePath) -> Result<Option<PathBuf>, ConfigError> {
+        let named = parse(&Self::read(path)?)?.keys_file;
+        Ok(named.map(|named| named_files::locate(directory_of(path), &named)))
     }
 
     /// What works but may not be what was meant, a line each.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        for address in self.listen.iter().filter(|a| !a.ip().is_loopback()) {
-            warnings.push(format!(
-                "listen {address}: anyone who reaches this address can use the GPUs; there are no API keys in this version"
-            ));
-        }
-        if let Some(address) = self.admin.filter(|a| !a.ip().is_loopback()) {
-            warnings.push(format!(
-                "admin {address}: anyone who reaches this address can read the status and drain replicas"
-            ));
-        }
+        let mut warnings = self.access_warnings();
         warnings.extend(self.allow_paths.iter().filter_map(AllowedPath::warning));
         warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
         warnings
     }
 
-    fn from_yaml_resolving(text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
-        locate::check_form(text)?;
-        let file = serde_yaml::from_str(text).map_err(|err| ConfigError::from_yaml(&err))?;
-        validate::validate(file, resolve).map_err(|problems| problems.locate(text))
+    fn read_in(directory: &FilePath, text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
+        let around = Surroundings { resolve, directory, system_roots: &OnceCell::new() };
+        validate::validate(parse(text)?, around).map_err(|problems| problems.locate(text))
     }
 }
 
@@ -261,6 +333,11 @@ impl ModelConfig {
                  prefer separate servers for Codex",
                 self.name
             ));
+        }
+        for replica in &self.replicas {
+            let certificate = replica.tls.as_deref().and_then(ReplicaTls::certificate);
+            let lines = certificate.into_iter().flat_map(Certificate::warnings);
+            warnings.extend(lines.map(|line| format!("model {}: replica {}: {line}", self.name, replica.name)));
         }
         if self.max_num_seqs.is_none() {
             warnings.push(format!(
@@ -293,6 +370,17 @@ impl fmt::Display for Balancing {
     }
 }
 
+/// As the file has it.
+impl fmt::Display for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateFile::Default => f.write_str("default"),
+            StateFile::Off => f.write_str("off"),
+            StateFile::At(path) => path.display().fmt(f),
+        }
+    }
+}
+
 /// The word or number of the file.
 impl fmt::Display for SpillThreshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -303,7 +391,16 @@ impl fmt::Display for SpillThreshold {
     }
 }
 
-fn read(path: &Path, bytes_max: u64) -> std::io::Result<String> {
+fn parse(text: &str) -> Result<file::File, ConfigError> {
+    locate::check_form(text)?;
+    serde_yaml::from_str(text).map_err(|err| ConfigError::from_yaml(&err))
+}
+
+fn directory_of(path: &FilePath) -> &FilePath {
+    path.parent().unwrap_or(FilePath::new(""))
+}
+
+fn read(path: &FilePath, bytes_max: u64) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind, Read};
 
     let mut text = String::new();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 
 use proptest::prelude::*;
 
@@ -17,7 +18,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
-    Config::from_yaml_resolving(text, &resolve)
+    Config::read_in(FilePath::new("/nonexistent"), text, &resolve)
 }
 
 fn valid(text: &str) -> Config {
@@ -60,6 +61,7 @@ fn the_shortest_file_gets_every_default() {
         rank: None,
         data_parallel_size: 1,
         drain: false,
+        tls: None,
     };
     let health = HealthConfig {
         interval: Duration::from_secs(1),
@@ -72,8 +74,11 @@ fn the_shortest_file_gets_every_default() {
     };
     let expected = Config {
         health,
-        listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+        listen: vec![ListenConfig { address: SocketAddr::from(([127, 0, 0, 1], 8080)), tls: None }],
+        keys: None,
+        allow_anonymous: false,
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
+        admin_token: None,
         default_model: None,
         session_headers: Vec::new(),
         decision_headers: true,
@@ -101,6 +106,8 @@ fn the_shortest_file_gets_every_default() {
         },
         scrape_interval: Duration::from_secs(1),
         shutdown_grace: Duration::from_secs(600),
+        state_file: StateFile::Default,
+        state_interval: Duration::from_secs(60),
         models: vec![ModelConfig {
             name: "qwen3-4b".to_owned(),
             aliases: Vec::new(),
@@ -110,6 +117,7 @@ fn the_shortest_file_gets_every_default() {
             spill_threshold: SpillThreshold::Auto,
             client_pins: true,
             send_session_id: true,
+            upstream_key: None,
             conversations_max: 1_000_000,
             conversation_idle: Duration::from_secs(3600),
             replicas: vec![replica(8000), replica(8001)],
@@ -135,6 +143,8 @@ fn the_commented_file_has_every_key() {
         with_top("limits: {zzz: 1}\n"),
         with_model("    zzz: 1\n"),
         with_replicas("      - {zzz: 1}\n"),
+        with_top("listen: {address: '127.0.0.1:1', zzz: 1}\n"),
+        with_top("listen: [{address: '127.0.0.1:1', tls: {zzz: 1}}]\n"),
     ] {
         // serde lists the keys that it knows: "unknown field `zzz`, expected one of `listen`, `admin`".
         let err = refused(&text);
@@ -150,13 +160,33 @@ fn the_commented_file_has_every_key() {
 #[test]
 fn every_file_in_conf_is_valid() {
     let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/conf");
+    // They are copied to where the files are that they name.
+    let dir = directory_with(&alice());
+    write_certificates(&dir.path().join("tls"));
     let mut files = 0;
     for entry in std::fs::read_dir(conf).expect("the directory conf") {
         let path = entry.expect("an entry of conf").path();
-        Config::load(&path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+        // What watches kvpin stands in a directory of its own.
+        if path.is_dir() {
+            continue;
+        }
+        let copy = dir.path().join(path.file_name().expect("a name"));
+        std::fs::copy(&path, &copy).expect("copies it");
+        Config::load(&copy).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
         files += 1;
     }
-    assert!(files >= 3, "{files}");
+    assert!(files >= 4, "{files}");
+}
+
+/// What the files in conf name, in the directory `tls` beside them.
+fn write_certificates(dir: &FilePath) {
+    std::fs::create_dir(dir).expect("a directory");
+    for (name, host) in [("gpu.example", "gpu.example"), ("any.lab.example", "*.lab.example"), ("kvpin", "kvpin")] {
+        let files = crate::tls::tests::issue(dir, name, &[host]);
+        std::fs::rename(&files.key, dir.join(format!("{name}.key"))).expect("renames it");
+    }
+    crate::tls::tests::issue(dir, "clients-ca", &[]);
+    crate::tls::tests::issue(dir, "boxes-ca", &[]);
 }
 
 #[test]
@@ -209,11 +239,14 @@ fn models_keep_the_order_of_the_file() {
 #[test]
 fn what_an_operator_may_write_is_accepted() {
     for text in [
-        with_top("listen: 0.0.0.0:0\n"),
+        with_top("listen: 0.0.0.0:0\nallow_anonymous: true\n"),
+        with_top("listen: ['127.0.0.2:80', '[::1]:80', '[::ffff:127.0.0.1]:81']\n"),
         with_top("listen: ['[::1]:8080', 127.0.0.1:8080]\n"),
         with_top("listen: [127.0.0.1:0, 127.0.0.1:0]\nadmin: 127.0.0.1:0\n"),
         with_top("admin: off\n"),
         with_top("default_model: m\n"),
+        with_top("state_file: off\n"),
+        with_top("state_file: /var/lib/kvpin/state\nstate_interval_s: 1\n"),
         with_top("limits: {body_bytes_max: 1GiB, head_bytes_max: 65536, replay_bytes_max: 64 KiB}\n"),
         with_top("limits: {}\n"),
         with_top("limits: {ping_interval_s: 0, tries_max: 1, breaks_max: 1}\n"),
@@ -389,11 +422,36 @@ fn a_refusal_names_line_path_and_reason() {
         (with_top("listen: []\n"), "line 1: listen: the list is empty"),
         (with_top("listen:\n  - 127.0.0.1:1\n  - here\n"), "line 3: listen[1]: `here` is not"),
         (with_top("admin: no\n"), "line 1: admin: `no` is not"),
+        (with_top("state_file: state\n"), "line 1: state_file: `state` is not an absolute path"),
+        (with_top("state_file: /var/lib/\n"), "line 1: state_file: `/var/lib/` is not an absolute path"),
+        (with_top("state_interval_s: 0\n"), "line 1: state_interval_s: 0 is not 1 to 3600"),
         (
-            with_top("listen: [0.0.0.0:8080, 127.0.0.1:8080]\n"),
-            "line 1: listen[1]: 127.0.0.1:8080 overlaps 0.0.0.0:8080 of listen[0]",
+            with_top("allow_anonymous: true\nlisten: [0.0.0.0:8080, 127.0.0.1:8080]\n"),
+            "line 2: listen[1]: 127.0.0.1:8080 overlaps 0.0.0.0:8080 of listen[0]",
         ),
-        (with_top("listen: 0.0.0.0:9180\n"), "admin: 127.0.0.1:9180 overlaps 0.0.0.0:9180 of listen"),
+        (
+            with_top("listen: 0.0.0.0:9180\nallow_anonymous: true\n"),
+            "admin: 127.0.0.1:9180 overlaps 0.0.0.0:9180 of listen",
+        ),
+        // Who may reach what.
+        (
+            with_top("listen: [127.0.0.1:1, 10.0.0.1:2]\n"),
+            "line 1: listen[1]: other machines reach 10.0.0.1:2, and whoever does could use the GPUs: give `keys_file",
+        ),
+        (with_top("allow_anonymous: false\nlisten: '[::]:1'\n"), "line 2: listen: other machines reach [::]:1"),
+        (with_top("admin: 10.0.0.1:9180\n"), "line 1: admin: other machines reach 10.0.0.1:9180, and whoever does"),
+        (
+            with_top("keys_file: no.yaml\n"),
+            "line 1: keys_file: /nonexistent/no.yaml: No such file or directory (os error 2); `kvpin keys add` makes it",
+        ),
+        (
+            with_top("admin_token_file: /nonexistent/token\n"),
+            "line 1: admin_token_file: /nonexistent/token: No such file or directory",
+        ),
+        (
+            with_model("    upstream_key_file: key\n"),
+            "line 3: models.m.upstream_key_file: /nonexistent/key: No such file or directory",
+        ),
         (
             with_replicas("      - http://127.0.0.1:8080\n"),
             "line 4: models.m.replicas[0].url: 127.0.0.1:8080 is kvpin's own address (listen)",
@@ -411,8 +469,8 @@ fn a_refusal_names_line_path_and_reason() {
             "line 3: models.b.replicas[0].url: 127.0.0.1:1 is given at models.a.replicas[0].url already; to serve it under another name use aliases",
         ),
         (
-            with_replicas("      - name: x\n        url: https://127.0.0.1:1\n"),
-            "line 5: models.m.replicas[0].url: TLS towards replicas is not supported yet",
+            with_replicas("      - name: x\n        url: ftp://127.0.0.1:1\n"),
+            "line 5: models.m.replicas[0].url: the scheme `ftp` is not supported",
         ),
         (
             with_replicas("      - http://127.0.0.1:1/v1\n"),
@@ -441,7 +499,7 @@ models:
   a:
     balancing: engine
     max_num_seqs: 0
-    replicas: [https://127.0.0.1:1, http://127.0.0.1:2/v1]
+    replicas: [ftp://127.0.0.1:1, http://127.0.0.1:2/v1]
   b:
     aliases: [a]
 default_model: c
@@ -499,14 +557,14 @@ fn what_may_not_be_meant_is_warned_of() {
 
     let text = "\
 listen: [127.0.0.1:8080, 0.0.0.0:8081]
-admin: 10.0.0.1:9180
+allow_anonymous: true
 models:
   m: {replicas: [{url: 'http://127.0.0.1:8000', data_parallel_size: 2}]}
 ";
     let warnings = valid(text).warnings();
     let starts = [
         "listen 0.0.0.0:8081: anyone",
-        "admin 10.0.0.1:9180: anyone",
+        "listen 0.0.0.0:8081: keys and prompts pass unencrypted",
         "model m: /v1/responses turns can't be pinned",
         "model m: max_num_seqs is not configured: 32 is assumed",
     ];
@@ -514,6 +572,113 @@ models:
     for (warning, start) in warnings.iter().zip(starts) {
         assert!(warning.starts_with(start), "{warning}");
     }
+}
+
+/// A directory with a keys file of `alice`, and files with a token and a key.
+fn directory_with(keys: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, text) in [("keys.yaml", keys), ("token", "0123456789abcdef012345\n"), ("key", "engine-key\n")] {
+        let file = directory.path().join(name);
+        std::fs::write(&file, text).expect("a file");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    }
+    directory
+}
+
+fn alice() -> String {
+    format!("alice:\n  hash: {}\n  models: [m]\n", KeyHash::of(b"a").to_text())
+}
+
+const GUARDED: &str = "listen: 10.0.0.1:1\nkeys_file: keys.yaml\nadmin: 10.0.0.1:2\nadmin_token_file: token\nmodels:\n  m:\n    \
+                       max_num_seqs: 8\n    upstream_key_file: key\n    replicas: [http://127.0.0.1:8000]\n";
+
+fn load_in(directory: &tempfile::TempDir, text: &str) -> Result<Config, ConfigError> {
+    let file = directory.path().join("kvpin.yaml");
+    std::fs::write(&file, text).expect("a file");
+    Config::load(&file)
+}
+
+#[test]
+fn files_that_a_configuration_names_are_read_from_its_own_directory() {
+    let directory = directory_with(&alice());
+    let config = load_in(&directory, GUARDED).unwrap_or_else(|err| panic!("{err}"));
+    let keys = config.keys.as_ref().expect("keys");
+    assert_eq!((keys.file.clone(), &*keys.keys[0].name), (directory.path().join("keys.yaml"), "alice"));
+    let secrets = [config.admin_token.as_ref(), config.models[0].upstream_key.as_ref()];
+    let secrets = secrets.map(|secret| secret.map(|secret| secret.secret.expose().to_owned()));
+    assert_eq!(secrets, [Some("0123456789abcdef012345".to_owned()), Some("engine-key".to_owned())]);
+    let warnings = config.warnings();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("listen 10.0.0.1:1: keys and prompts pass unencrypted"), "{warnings:?}");
+    assert_eq!(warnings[1], "admin 10.0.0.1:2: the token and the pages pass unencrypted");
+    let named = Config::keys_file(&directory.path().join("kvpin.yaml"));
+    assert_eq!(named, Ok(Some(directory.path().join("keys.yaml"))));
+}
+
+#[test]
+fn what_is_wrong_with_a_named_file_is_said_without_what_stands_in_it() {
+    let guarded = |text: &str| GUARDED.to_owned() + text;
+    for (file, text, config, expected) in [
+        (
+            "keys.yaml",
+            "alice:\n  hash: kvp_secret\n",
+            guarded(""),
+            "line 2: keys_file: DIR/keys.yaml: line 2: alice.hash: this is no",
+        ),
+        ("keys.yaml", "alice: [\n", guarded(""), "line 2: keys_file: DIR/keys.yaml: line 2: did not find"),
+        ("token", "kvp_secret\n", guarded(""), "line 4: admin_token_file: DIR/token: what is in it has 10 bytes"),
+        ("token", "", guarded(""), "line 4: admin_token_file: DIR/token: there is nothing in it"),
+        (
+            "key",
+            "kvp_secret kvp_secret",
+            guarded(""),
+            "line 8: models.m.upstream_key_file: DIR/key: there is more in it",
+        ),
+        ("key", "k", guarded("allow_anonymous: true\n"), "line 10: allow_anonymous: it lets everybody in"),
+    ] {
+        let directory = directory_with(&alice());
+        std::fs::write(directory.path().join(file), text).expect("a file");
+        let refusal = load_in(&directory, &config).expect_err(text).to_string();
+        let refusal = refusal.replace(&*directory.path().to_string_lossy(), "DIR");
+        assert!(
+            refusal.starts_with(expected) && !refusal.contains("kvp_secret"),
+            "expected {expected}\nbut got {refusal}"
+        );
+    }
+}
+
+#[test]
+fn secrets_that_everybody_can_read_and_keys_that_open_nothing_are_warned_of() {
+    let directory = directory_with(&alice().replace("[m]", "[m, gone]"));
+    for (name, mode) in [("keys.yaml", 0o644), ("token", 0o602), ("key", 0o666)] {
+        let file = directory.path().join(name);
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+    let warnings = load_in(&directory, GUARDED).unwrap_or_else(|err| panic!("{err}")).warnings().join("\n");
+    for part in [
+        "keys.yaml: every user of this machine can read it",
+        "token: every user of this machine can write to it",
+        "key: every user of this machine can read and write to it",
+        "key alice: it may use `gone`, and no model or alias has that name",
+    ] {
+        assert!(warnings.contains(part), "{part} in\n{warnings}");
+    }
+    let empty = load_in(&directory_with("# none yet\n"), GUARDED).unwrap_or_else(|err| panic!("{err}"));
+    assert!(empty.warnings().iter().any(|warning| warning.ends_with("it has no key, so nobody can ask")));
+}
+
+#[test]
+fn a_changed_secret_is_told_and_not_shown() {
+    let directory = directory_with(&alice());
+    let old = load_in(&directory, GUARDED).unwrap_or_else(|err| panic!("{err}"));
+    for (name, text) in [("keys.yaml", "# none\n"), ("token", "fedcba9876543210fedcba\n"), ("key", "other-key\n")] {
+        std::fs::write(directory.path().join(name), text).expect("a file");
+    }
+    let new = load_in(&directory, GUARDED).unwrap_or_else(|err| panic!("{err}"));
+    assert_eq!(old.changes(&new), ["admin token changed", "key alice removed", "model m: upstream key changed"]);
+    assert_eq!(old.restart_needed(&new), [""; 0]);
+    let shown = format!("{old:?}");
+    assert!(!["engine-key", "0123456789abcdef", "kvpin1-"].iter().any(|secret| shown.contains(secret)), "{shown}");
 }
 
 /// Pieces that make text which gets past the parser now and then.

@@ -6,41 +6,53 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use super::access;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
+use super::file::{Bytes, File, HealthFile, LimitsFile, ModelFile, Ordered};
+use super::listen::{self, Listener};
 use super::locate::Path;
-use super::url::Resolve;
-use super::{Config, HealthConfig, Limits, ModelConfig, model, surface};
+use super::named_files::NamedFiles;
+use super::{Config, HealthConfig, Limits, ModelConfig, StateFile, Surroundings, model, surface};
 
-/// Loopback, because there are no API keys: who may use the GPUs from elsewhere is for the operator to say.
-const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// Loopback: who may use the GPUs from elsewhere is for the operator to say.
+pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
-const ADMIN_OFF: &str = "off";
+const OFF: &str = "off";
 
 /// The configuration that a file means, or all that is wrong with it.
-pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Problems> {
+pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Config, Problems> {
     let top = Path::default();
     let mut problems = Problems::default();
-    let listen = listen(file.listen, &mut problems);
+    let mut named_files = NamedFiles::read(&file, around.directory, &mut problems);
+    let listen = listen::validate(file.listen.take(), around, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
     let health = health(&file.health, &mut problems);
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
-    let (models, servers) = models(file.models, resolve, &mut problems);
+    let state_file = state_file(file.state_file.as_deref(), &mut problems);
+    let state_interval_s = problems.number(&top, &bounds::STATE_INTERVAL, file.state_interval_s);
+    access::validate(&listen, admin.as_ref(), &file, &mut problems);
+    let (mut models, servers) = models(file.models, around, &mut problems);
+    for model in &mut models {
+        model.upstream_key = named_files.upstream_keys.remove(&model.name);
+    }
     names(&models, file.default_model.as_deref(), &mut problems);
     let allow_paths = surface::allow_paths(file.allow_paths, &mut problems);
     let trusted_proxies = surface::trusted_proxies(&file.trusted_proxies, &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
-    addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
+    addresses::validate(listen.iter().map(|listener| &listener.place), admin.as_ref(), &servers, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
     Ok(Config {
-        listen: listen.iter().map(|place| place.address).collect(),
+        listen: listen.into_iter().map(Listener::config).collect(),
+        keys: named_files.keys,
+        allow_anonymous: file.allow_anonymous.unwrap_or(false),
         admin: admin.map(|place| place.address),
+        admin_token: named_files.admin_token,
         default_model: file.default_model,
         session_headers,
         decision_headers: file.decision_headers.unwrap_or(true),
@@ -50,6 +62,8 @@ pub(super) fn validate(file: File, resolve: Resolve<'_>) -> Result<Config, Probl
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
+        state_file,
+        state_interval: Duration::from_secs(state_interval_s),
         models,
     })
 }
@@ -116,35 +130,30 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
     limits
 }
 
-fn listen(file: Option<Listen>, problems: &mut Problems) -> Vec<Place> {
-    let path = Path::default().key("listen");
-    let given: Vec<(Path, String)> = match file {
-        None => {
-            return vec![Place { path, address: LISTEN_DEFAULT }];
-        }
-        Some(Listen::One(text)) => vec![(path, text)],
-        Some(Listen::Many(texts)) if texts.is_empty() => {
-            problems.add(path, "the list is empty; nobody could connect");
-            return Vec::new();
-        }
-        Some(Listen::Many(texts)) => {
-            let indexed = texts.into_iter().enumerate();
-            indexed.map(|(i, text)| (path.index(i), text)).collect()
-        }
-    };
-    given.into_iter().filter_map(|(path, text)| place(path, &text, problems)).collect()
-}
-
 fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     let path = Path::default().key("admin");
     match file {
         None => Some(Place { path, address: ADMIN_DEFAULT }),
-        Some(ADMIN_OFF) => None,
+        Some(OFF) => None,
         Some(text) => place(path, text, problems),
     }
 }
 
-fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
+/// A relative path would depend on where the process was started.
+fn state_file(file: Option<&str>, problems: &mut Problems) -> StateFile {
+    match file {
+        None => StateFile::Default,
+        Some(OFF) => StateFile::Off,
+        Some(path) if path.starts_with('/') && !path.ends_with('/') => StateFile::At(path.into()),
+        Some(path) => {
+            let reason = format!("`{path}` is not an absolute path of a file, nor `off`");
+            problems.add(Path::default().key("state_file"), reason);
+            StateFile::Off
+        }
+    }
+}
+
+pub(super) fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
     match text.parse() {
         Ok(address) => Some(Place { path, address }),
         Err(_) => {
@@ -189,7 +198,7 @@ fn session_headers(file: &[String], problems: &mut Problems) -> Vec<HeaderName> 
 
 fn models(
     file: Ordered<ModelFile>,
-    resolve: Resolve<'_>,
+    around: Surroundings<'_>,
     problems: &mut Problems,
 ) -> (Vec<ModelConfig>, Vec<ServerPlace>) {
     if file.0.is_empty() {
@@ -198,7 +207,7 @@ fn models(
     let mut models = Vec::new();
     let mut servers = Vec::new();
     for (name, file) in file.0 {
-        let model = model::validate(name, file, resolve, problems);
+        let model = model::validate(name, file, around, problems);
         servers.extend(model.servers);
         models.push(model.config);
     }

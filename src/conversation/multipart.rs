@@ -10,7 +10,7 @@ use memchr::memchr;
 
 use super::fields::{Fields, Model, Progress};
 use super::literal::Fault;
-use super::parameter::{Ambiguous, parameter};
+use super::parameter::{Ambiguous, is_plain, parameter};
 use super::path::Target;
 
 /// Longest boundary, from RFC 2046, 5.1.1.
@@ -61,6 +61,8 @@ pub struct FormScanner {
     /// The header line so far.
     line: Vec<u8>,
     disposition_seen: bool,
+    /// Whether every header so far has one reading only.
+    is_plain: bool,
     /// The content of the part, where it is the model's name.
     value: Option<Vec<u8>>,
     fields: Fields,
@@ -89,6 +91,7 @@ impl FormScanner {
             head_bytes: 0,
             line: Vec::new(),
             disposition_seen: false,
+            is_plain: is_plain(content_type),
             value: None,
             fields: Fields::default(),
         })
@@ -115,6 +118,12 @@ impl FormScanner {
         } else {
             Progress::More
         }
+    }
+
+    /// Whether the headers leave no parser room to find other parts, or other names of parts, than were found here. Where
+    /// something depends on the model, a form that isn't plain can't be relied on.
+    pub fn is_plain(&self) -> bool {
+        self.is_plain
     }
 
     /// What was found so far. A form names a model only.
@@ -226,6 +235,9 @@ impl FormScanner {
 
     fn end_line(&mut self) -> State {
         let line = String::from_utf8_lossy(&self.line).into_owned();
+        // To some parsers a bare line feed ends a line, to others it is a part of it.
+        let has_line_end = line.strip_suffix("\r\n").is_some_and(|line| !line.contains(char::is_control));
+        self.is_plain &= has_line_end;
         let line = line.trim_end_matches(['\r', '\n']);
         if line.is_empty() {
             return State::Content(0);
@@ -233,6 +245,7 @@ impl FormScanner {
         let Some((name, value)) = line.split_once(':') else {
             return State::Broken;
         };
+        self.is_plain &= !name.contains([' ', '\t']);
         if !name.trim().eq_ignore_ascii_case("content-disposition") {
             return State::Head;
         }
@@ -241,6 +254,7 @@ impl FormScanner {
             return State::Broken;
         };
         self.disposition_seen = true;
+        self.is_plain &= is_plain(value.trim_matches([' ', '\t']));
         match part {
             Part::Other => {}
             Part::Model if self.fields.note_model_said() => self.value = Some(Vec::new()),
@@ -348,6 +362,29 @@ mod tests {
         ] {
             assert_eq!(scan(body.as_bytes()).0, Progress::Unreadable, "{}", &body[..40.min(body.len())]);
         }
+    }
+
+    #[test]
+    fn a_form_that_hides_a_part_from_one_of_two_parsers_is_not_plain() {
+        let plain = |body: &str| {
+            let mut scanner = FormScanner::new(TYPE).unwrap();
+            scanner.feed(body.as_bytes());
+            scanner.is_plain()
+        };
+        let part = |head: &str| format!("{}--XX\r\n{head}\r\n\r\nother\r\n--XX--", field("model", "m"));
+        assert!(plain(&format!("{}{}--XX--\r\n", audio(), field("model", "m"))));
+        assert!(plain(&part("Content-Disposition: form-data; name=\"language\"\r\nX-Odd: \"a; name=\\b")));
+        for head in [
+            "Content-Disposition: form-data; a=\"\nx: \"; name=\"model\"",
+            "Content-Disposition: form-data;\u{a0}name=\"model\"",
+            "Content-Disposition: form-data; a=\"\\\"; name=\"model\"",
+            "Content-Disposition : form-data; name=\"x\"",
+            "X: y\nContent-Disposition: form-data; name=\"x\"",
+            "X: y\0\r\nContent-Disposition: form-data; name=\"x\"",
+        ] {
+            assert!(!plain(&part(head)), "{head:?}");
+        }
+        assert!(!FormScanner::new("multipart/form-data; x=\"\\\"\"; boundary=XX").unwrap().is_plain());
     }
 
     #[test]

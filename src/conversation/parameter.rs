@@ -29,6 +29,28 @@ pub(super) fn parameter(header: &str, wanted: &str) -> Result<Option<String>, Am
     Ok(found)
 }
 
+/// Whether no parser can read a header otherwise than [`parameter`] does: a value and parameters with tokens or plain quoted
+/// texts, and nothing else. Escapes, semicolons in quotes, odd spaces and RFC 2231's ways (but for a file's name) are what
+/// parsers differ in.
+pub(super) fn is_plain(header: &str) -> bool {
+    let mut items = header.split(';').map(|item| item.trim_matches([' ', '\t']));
+    let is_value = |item: &str| !item.is_empty() && item.split('/').all(is_token);
+    items.next().is_some_and(is_value) && items.all(is_plain_parameter)
+}
+
+fn is_plain_parameter(item: &str) -> bool {
+    let Some((name, value)) = item.split_once('=') else { return false };
+    let is_name = is_token(name) && (!name.contains('*') || name.eq_ignore_ascii_case("filename*"));
+    let quoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+    let is_text = |text: &str| !text.contains(['"', '\\']) && !text.contains(char::is_control);
+    is_name && quoted.map_or_else(|| is_token(value), is_text)
+}
+
+/// As RFC 9110 section 5.6.2 has it.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+}
+
 /// A quoted or a bare value, and what follows it.
 fn value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
@@ -71,6 +93,43 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(parameter(header, "name"), Ok(value.map(str::to_owned)), "{header}");
+        }
+    }
+
+    #[test]
+    fn what_two_parsers_could_read_in_two_ways_is_not_plain() {
+        for header in [
+            "form-data",
+            "form-data; name=model",
+            "form-data;name=\"model\"",
+            "form-data ;\tname=\"model\" ; filename=\"b\u{fc}cher 1.wav\"",
+            "form-data; name=\"file\"; filename*=UTF-8''b%C3%BC.wav",
+            "multipart/form-data; boundary=----WebKitFormBoundary7MA4YWxkTrZu0gW",
+            "multipart/form-data; boundary=\"a b\"",
+        ] {
+            assert!(is_plain(header), "{header}");
+        }
+        for header in [
+            "",
+            "; name=model",
+            "form data; name=model",
+            "form-data; flag; name=model",
+            "form-data; name=model;",
+            "form-data; name = model",
+            "form-data; name=",
+            "form-data; name=mo\"del",
+            "form-data; name=\"model",
+            "form-data; name=\"mo\\del\"",
+            "form-data; x=a\\\"; name=\"model\"",
+            "form-data; x=\"a; name=model; y=b\"",
+            "form-data; a=\"\nx: \"; name=\"model\"",
+            "form-data;\u{a0}name=\"model\"",
+            "form-data;\u{fffd}name=\"model\"",
+            "form-data; name*=UTF-8''model",
+            "form-data; name*0=mo; name*1=del",
+            "form-data; (comment) name=model",
+        ] {
+            assert!(!is_plain(header), "{header}");
         }
     }
 

@@ -3,6 +3,7 @@
 //! One mutex a model, held for the decision only: nothing inside it waits, logs or formats. The mutex is parking_lot's,
 //! so a panic inside a decision costs one request and poisons nothing.
 
+mod events;
 mod routing;
 
 use std::sync::Arc;
@@ -11,12 +12,15 @@ use std::time::{Duration, Instant};
 use log::info;
 use parking_lot::Mutex;
 
-use crate::balancer::{Balancer, Decision, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn};
+use crate::balancer::{
+    Balancer, Bill, Cost, Decision, Health, News, Outcome, Recognised, Refusal, ReplicaId, ReplicaSpec, Ticket, Turn,
+};
 use crate::conversation::ConversationKey;
 
-pub use routing::{Model, Named, Reloaded, Routing, Table};
+pub use events::{Event, EventKind, Events};
+pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
-/// Time since the process began to serve, the same for every balancer. It never goes back.
+/// The time that every balancer goes by. It never goes back.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     epoch: Instant,
@@ -29,6 +33,7 @@ pub struct Dispatcher {
     model: String,
     clock: Clock,
     balancer: Mutex<Balancer>,
+    events: Arc<Events>,
 }
 
 /// A turn's slot on a replica. Dropping it gives the slot back, with the outcome that was noted last.
@@ -44,19 +49,28 @@ pub struct Lease {
     outcome: Outcome,
 }
 
+/// What a clock shows when it starts. There was a time before it, in which what is restored was used; a conversation is
+/// remembered for 30 days at most.
+const ORIGIN: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl Clock {
     pub fn start() -> Self {
         Clock { epoch: Instant::now() }
     }
 
     pub fn now(&self) -> Duration {
+        ORIGIN + self.epoch.elapsed()
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
         self.epoch.elapsed()
     }
 }
 
 impl Dispatcher {
-    pub fn new(model: &str, clock: Clock, balancer: Balancer) -> Self {
-        Dispatcher { model: model.to_owned(), clock, balancer: Mutex::new(balancer) }
+    pub fn new(model: &str, clock: Clock, events: Arc<Events>, balancer: Balancer) -> Self {
+        Dispatcher { model: model.to_owned(), clock, balancer: Mutex::new(balancer), events }
     }
 
     /// Decides where a turn goes and takes its slot.
@@ -79,6 +93,11 @@ impl Dispatcher {
         })
     }
 
+    /// Whether a replica is down at this moment; one that a reload took out isn't.
+    pub fn is_down(&self, replica: ReplicaId) -> bool {
+        matches!(self.with(|balancer, _| balancer.health_of(replica)), Some(Health::Down(_)))
+    }
+
     /// Runs `f` on the balancer under its lock. The clock is read inside, so that time never goes back between calls. What
     /// happened to the replicas is logged behind the lock, whoever saw it.
     pub fn with<R>(&self, f: impl FnOnce(&mut Balancer, Duration) -> R) -> R {
@@ -91,19 +110,27 @@ impl Dispatcher {
         result
     }
 
+    /// Tells the log and the time line.
     fn log(&self, news: &News) {
         let model = &self.model;
+        let add = |kind, replica: &ReplicaSpec, text| self.events.add(kind, model, &replica.name, text);
         match news {
             News::Changed { replica, was, is, after } => {
                 let reason = is.reason().map_or(String::new(), |reason| format!(" reason={reason}"));
-                let (name, was, is, after_s) = (&replica.name, was.as_str(), is.as_str(), after.as_secs());
-                info!("model={model} replica={name} is {is}{reason} was={was} after_s={after_s}");
+                let (name, was_word, is_word, after_s) = (&replica.name, was.as_str(), is.as_str(), after.as_secs());
+                info!("model={model} replica={name} is {is_word}{reason} was={was_word} after_s={after_s}");
+                let why = is.reason().map_or(String::new(), |reason| format!(" ({reason})"));
+                add(EventKind::Health, replica, format!("is {is_word}{why}, was {was_word}"));
             }
             News::Restarted { replica, cause } => {
                 let (name, cause) = (&replica.name, cause.as_str());
                 info!("model={model} replica={name} was restarted cause={cause}: its cache is empty");
+                add(EventKind::Restart, replica, format!("restarted ({cause}): its cache is empty"));
             }
-            News::Drained { replica } => info!("model={model} replica={} is drained", replica.name),
+            News::Drained { replica } => {
+                info!("model={model} replica={} is drained", replica.name);
+                add(EventKind::Drained, replica, "is drained".to_owned());
+            }
         }
     }
 }
@@ -126,6 +153,11 @@ impl Lease {
         self.decision
     }
 
+    /// Whether its replica is down at this moment.
+    pub fn is_down(&self) -> bool {
+        self.dispatcher.is_down(self.id)
+    }
+
     /// The conversation that the turn belongs to, as the balancer knows it; `None` for one that belongs to none.
     pub fn conversation(&self) -> Option<ConversationKey> {
         self.conversation
@@ -144,11 +176,20 @@ impl Lease {
         }
     }
 
-    /// The first byte of a good response has come.
-    pub fn served(&mut self) {
+    /// The first byte of a good response has come, so long after the request.
+    pub fn served(&mut self, took: Duration) {
         if let Some(ticket) = &mut self.ticket {
-            self.dispatcher.with(|balancer, now| balancer.served(ticket, now));
+            self.dispatcher.with(|balancer, now| {
+                balancer.served(ticket, now);
+                balancer.note_first_byte(ticket, took);
+            });
         }
+    }
+
+    /// Books what the turn has cost.
+    pub fn charge(&self, cost: &Cost) -> Option<Bill> {
+        let ticket = self.ticket.as_ref()?;
+        Some(self.dispatcher.with(|balancer, _| balancer.charge(ticket, cost)))
     }
 
     /// Notes how the turn ends, unless something more is heard before the lease is dropped.

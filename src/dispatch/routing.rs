@@ -1,17 +1,21 @@
 //! The routing table: which model a name means. One snapshot, swapped as a whole by a reload.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::HeaderValue;
 
 use crate::balancer::{self, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
-use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig};
+use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig, Secret};
 use crate::conversation::{IdentityRules, KeySecret};
+use crate::keys::KeyRing;
 use crate::metrics::Metrics;
+use crate::tls::ReplicaTls;
 
-use super::{Clock, Dispatcher};
+use super::{Clock, Dispatcher, Events};
 
 /// What every part that serves needs: the current table, and what outlives a table.
 pub struct Routing {
@@ -19,6 +23,8 @@ pub struct Routing {
     clock: Clock,
     key_secret: KeySecret,
     pub metrics: Metrics,
+    /// What has happened lately.
+    pub events: Arc<Events>,
 }
 
 /// The models as one configuration has them.
@@ -27,6 +33,10 @@ pub struct Table {
     /// In the order of the configuration.
     pub models: Vec<Arc<Model>>,
     by_name: HashMap<String, Named>,
+    /// How the servers are spoken to that speak TLS.
+    tls: HashMap<SocketAddr, Arc<ReplicaTls>>,
+    /// Who may ask; `None`: whoever can connect.
+    pub keys: Option<KeyRing>,
     /// What in a request names its conversation.
     pub identity: IdentityRules,
     /// Serves requests that name no model: the only model, or the configured default.
@@ -42,6 +52,10 @@ pub struct Named {
     pub upstream: Option<Arc<str>>,
 }
 
+/// A replica is not configured any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
 /// A served model.
 #[derive(Debug)]
 pub struct Model {
@@ -54,6 +68,8 @@ pub struct Model {
     pub engine_balances: bool,
     /// Whether the engine is told a conversation's key where the client names no session of its own.
     pub send_session_id: bool,
+    /// What its engines are shown as `Authorization`, in the place of what the client sent.
+    pub upstream_authorization: Option<HeaderValue>,
     /// Survives reloads as long as the model does: pins, leases and counters are in it.
     pub dispatcher: Arc<Dispatcher>,
 }
@@ -71,8 +87,9 @@ impl Routing {
     pub fn new(config: Config, key_secret: KeySecret, metrics: Metrics) -> Self {
         let clock = Clock::start();
         let health = health_policy(&config);
-        let table = Table::build(config, |model| new_dispatcher(model, health, clock));
-        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics }
+        let events = Arc::new(Events::default());
+        let table = Table::build(config, None, |model| new_dispatcher(model, health, clock, &events));
+        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics, events }
     }
 
     /// The current table.
@@ -86,7 +103,7 @@ impl Routing {
 
     /// Time since the process began to serve.
     pub fn uptime(&self) -> Duration {
-        self.clock.now()
+        self.clock.elapsed()
     }
 
     /// Swaps in a new configuration. A model that stays keeps its balancer; turns in flight finish where they are.
@@ -98,13 +115,13 @@ impl Routing {
         }
         let changes = old.config.changes(&config);
         let health = health_policy(&config);
-        let table = Table::build(config, |model| match old.model_named(&model.name) {
+        let table = Table::build(config, old.keys.as_ref(), |model| match old.model_named(&model.name) {
             Some(known) => {
                 let policy = policy(model, health);
                 known.dispatcher.with(|balancer, now| balancer.reconfigure(policy, specs(model), now));
                 Arc::clone(&known.dispatcher)
             }
-            None => new_dispatcher(model, health, self.clock),
+            None => new_dispatcher(model, health, self.clock, &self.events),
         });
         self.table.store(Arc::new(table));
         Reloaded::Applied(changes)
@@ -112,7 +129,11 @@ impl Routing {
 }
 
 impl Table {
-    fn build(config: Config, dispatcher: impl Fn(&ModelConfig) -> Arc<Dispatcher>) -> Table {
+    fn build(
+        config: Config,
+        old_keys: Option<&KeyRing>,
+        dispatcher: impl Fn(&ModelConfig) -> Arc<Dispatcher>,
+    ) -> Table {
         let models: Vec<_> = config.models.iter().map(|model| Arc::new(Model::new(model, dispatcher(model)))).collect();
         let mut by_name = HashMap::new();
         for (model, file) in models.iter().zip(&config.models) {
@@ -128,7 +149,21 @@ impl Table {
             (None, _) => None,
         };
         let identity = IdentityRules::new(config.session_headers.clone());
-        Table { models, by_name, identity, fallback, config }
+        let replicas = config.models.iter().flat_map(|model| &model.replicas);
+        let tls = replicas.filter_map(|replica| Some((replica.address, replica.tls.clone()?))).collect();
+        let keys = config.keys.as_ref().map(|keys| KeyRing::new(&keys.keys, old_keys));
+        Table { models, by_name, tls, keys, identity, fallback, config }
+    }
+
+    /// How a replica is spoken to: over TLS, or in the clear (`Ok(None)`).
+    ///
+    /// # Errors
+    /// When it wants TLS, and this table doesn't know it: a reload has taken it out meanwhile.
+    pub fn tls_of(&self, replica: &ReplicaSpec) -> Result<Option<&Arc<ReplicaTls>>, Gone> {
+        match replica.is_tls {
+            false => Ok(None),
+            true => self.tls.get(&replica.address).map(Some).ok_or(Gone),
+        }
     }
 
     /// What a client means by a name or an alias.
@@ -150,13 +185,22 @@ impl Model {
             client_pins: config.client_pins,
             engine_balances: !config.affinity && config.balancing == Balancing::Engine,
             send_session_id: config.send_session_id,
+            upstream_authorization: config.upstream_key.as_ref().and_then(|key| bearer(&key.secret)),
             dispatcher,
         }
     }
 }
 
-fn new_dispatcher(model: &ModelConfig, health: HealthPolicy, clock: Clock) -> Arc<Dispatcher> {
-    Arc::new(Dispatcher::new(&model.name, clock, Balancer::new(policy(model, health), specs(model), clock.now())))
+/// The header's value for a key, which the configuration has found fit for one. It prints as `Sensitive`.
+fn bearer(key: &Secret) -> Option<HeaderValue> {
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key.expose())).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn new_dispatcher(model: &ModelConfig, health: HealthPolicy, clock: Clock, events: &Arc<Events>) -> Arc<Dispatcher> {
+    let balancer = Balancer::new(policy(model, health), specs(model), clock.now());
+    Arc::new(Dispatcher::new(&model.name, clock, Arc::clone(events), balancer))
 }
 
 // What `check` says of a file must be what the balancer does; neither may know the other.
@@ -192,6 +236,7 @@ fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
             name: replica.name.clone(),
             address: replica.address,
             authority: replica.authority.clone(),
+            is_tls: replica.tls.is_some(),
             rank: replica.rank,
             drain: replica.drain,
         })

@@ -1,4 +1,4 @@
-//! One line a request. No path that a client could have put a secret in, no header, no text of a prompt.
+//! One line a request. The name of an API key and never the key, no path that a client could have put a secret in, no header, no text of a prompt.
 
 use log::info;
 use pingora::proxy::Session;
@@ -21,7 +21,7 @@ pub fn write(session: &Session, context: &Context) {
     info!(
         target: TARGET,
         "model={} replica={} decision={} reason={} outcome={} status={} first_byte_ms={} total_ms={:.1} \
-         request_bytes={} response_bytes={} tries={} conversation={} source={} client={}",
+         request_bytes={} response_bytes={} tries={} conversation={} source={} key={} client={}",
         request.map_or("-", |request| &request.model.name),
         lease.map_or("-", |lease| &lease.replica().name),
         decision.map_or("-", |decision| decision.as_str()),
@@ -35,6 +35,7 @@ pub fn write(session: &Session, context: &Context) {
         context.tried.len() + 1,
         conversation.map_or("-".to_owned(), |(key, _)| key.to_string()),
         conversation.map_or("-", |(_, named)| named),
+        context.caller.name().unwrap_or("-"),
         session.client_addr().map_or("-".to_owned(), |address| address.to_string()),
     );
 }

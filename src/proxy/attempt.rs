@@ -233,8 +233,9 @@ impl<'a> Attempt<'a> {
     async fn release(&mut self, head: &ResponseHeader, first: &mut FirstEvent) -> Result<()> {
         if !self.context.kept_waiting {
             let head = Box::new(head.clone());
+            self.proxy.announce_departure(self.session);
             self.context.is_writing = true;
-            downstream::write_head(self.session, head).await?;
+            downstream::write_head(self.session, head, false).await?;
             self.context.is_writing = false;
             self.context.kept_waiting = true;
             // From here on it is the ping interval that counts.

@@ -10,6 +10,7 @@ use pingora::{Error, ErrorType};
 use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
+use crate::keys::{Caller, Slot};
 
 use super::attempt::Kept;
 use super::body::RequestBody;
@@ -24,6 +25,10 @@ pub struct Context {
     pub dialect: Dialect,
     /// Whether the client's protocol has chunks: HTTP/1.1 only.
     pub takes_chunks: bool,
+    /// Who asks. It stays who it is, whatever a reload does to the key.
+    pub caller: Caller,
+    /// The place among the requests of the caller's key.
+    pub slot: Option<Slot>,
     /// What the request was recognised as; `None` until then, and for requests that kvpin answers itself.
     pub request: Option<EngineRequest>,
     pub body: Option<RequestBody>,
@@ -73,12 +78,21 @@ pub struct EngineRequest {
     pub client_pin: Option<ReplicaId>,
 }
 
-/// Requests that are being handled at this moment.
+/// Requests that are being handled at this moment, and connections that still owe their client something.
 #[derive(Clone, Debug, Default)]
-pub struct OpenRequests(Arc<AtomicUsize>);
+pub struct OpenRequests(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    requests: AtomicUsize,
+    owing: AtomicUsize,
+}
 
 /// Counts one request as open until it is dropped.
 struct Open(OpenRequests);
+
+/// Of a connection: what its requests have written may not have gone out yet. On HTTP/2 that is another task's to do.
+pub struct Owed(OpenRequests);
 
 impl EngineRequest {
     /// The request as the balancer sees it.
@@ -97,24 +111,43 @@ impl EngineRequest {
 }
 
 impl OpenRequests {
+    /// The requests.
     pub fn count(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.0.requests.load(Ordering::Acquire)
+    }
+
+    /// Whether every request has ended, and every client has got what it was sent.
+    pub fn is_quiet(&self) -> bool {
+        self.count() == 0 && self.0.owing.load(Ordering::Acquire) == 0
+    }
+
+    pub fn owe(&self) -> Owed {
+        self.0.owing.fetch_add(1, Ordering::Acquire);
+        Owed(self.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Release);
+        self.0.0.requests.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.0.owing.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl Context {
     pub fn new(open: &OpenRequests) -> Self {
-        open.0.fetch_add(1, Ordering::Acquire);
+        open.0.requests.fetch_add(1, Ordering::Acquire);
         Context {
             started: Instant::now(),
             dialect: Dialect::OpenAi,
             takes_chunks: true,
+            caller: Caller::default(),
+            slot: None,
             request: None,
             body: None,
             late: None,
@@ -168,6 +201,12 @@ impl Context {
         Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
     }
 
+    /// All of the answer has come, and only the writing of it is left. The caller's place is given back before that: who asks
+    /// again at the last byte, on whatever connection, is not one too many.
+    pub fn answered(&mut self) {
+        self.slot = None;
+    }
+
     /// The first byte of the response body has come.
     pub fn first_byte(&mut self) -> Option<Duration> {
         if self.first_byte.is_some() {
@@ -185,7 +224,7 @@ impl Context {
             && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
-            lease.served();
+            lease.served(elapsed);
         }
         Some(elapsed)
     }
@@ -205,7 +244,8 @@ impl Context {
 
     /// Whether a rank that the client names is for the engine to obey: it may name one, and kvpin doesn't know the ranks.
     pub fn passes_rank(&self) -> bool {
-        self.request.as_ref().is_some_and(|request| request.model.client_pins && request.model.engine_balances)
+        let may = |request: &EngineRequest| request.model.client_pins && request.model.engine_balances;
+        self.caller.may_pin() && self.request.as_ref().is_some_and(may)
     }
 
     /// Whether the engine has accepted the turn.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::balancer::{Health, ReplicaId};
+use crate::balancer::ReplicaId;
 use crate::dispatch::{Dispatcher, Lease};
 
 /// How often a waiting turn asks whether its replica is down by now. It takes the balancer's lock.
@@ -30,8 +30,7 @@ impl Waited {
     pub async fn until_down(&self) {
         loop {
             sleep(ASKED_EVERY).await;
-            let health = self.dispatcher.with(|balancer, _| balancer.health_of(self.replica));
-            if matches!(health, Some(Health::Down(_))) {
+            if self.dispatcher.is_down(self.replica) {
                 return;
             }
         }

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Version;
 use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use log::debug;
 use pingora::http::ResponseHeader;
+use pingora::protocols::http::ServerSession;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
 use tokio::time::timeout;
@@ -18,7 +20,7 @@ use super::refusal::Refusal;
 /// How long the rest of a refused request's body is read to keep its connection.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// How long a body may take to arrive between two reads; pingora's own default is one minute.
+/// How long a body may take to arrive between two reads; pingora's own default is one minute. On HTTP/2 [`read`] sees to that.
 pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_read_timeout(Some(limits.body_timeout));
     session.set_write_timeout(Some(limits.write_timeout));
@@ -29,14 +31,21 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 
-/// Writes a response's head. Pingora bounds the writing of bodies only.
-pub async fn write_head(session: &mut Session, head: Box<ResponseHeader>) -> Result<()> {
-    if !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
+/// Writes a response's head. Pingora bounds the writing of bodies only. Where no body can follow the head, HTTP/2 wants the
+/// stream to end with it: a client may take an end that comes later for the end of a body that was announced and has not come.
+pub async fn write_head(session: &mut Session, head: Box<ResponseHeader>, is_all: bool) -> Result<()> {
+    if session.req_header().version == Version::HTTP_10 && !head.headers.contains_key(CONTENT_LENGTH) {
         // Its body ends with the connection.
         session.set_keepalive(None);
     }
     let limit = session.get_write_timeout();
-    bounded(limit, session.write_response_header(head, false)).await
+    let writing = async {
+        match session.as_mut() {
+            ServerSession::H2(stream) if is_all => stream.write_response_header(head, true),
+            _ => session.write_response_header(head, is_all).await,
+        }
+    };
+    bounded(limit, writing).await
 }
 
 /// Writes what is left of a response's body, and its end.
@@ -51,6 +60,22 @@ async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<(
     written
         .unwrap_or_else(|_| Error::e_explain(ErrorType::WriteTimedout, "the client takes nothing"))
         .map_err(Error::into_down)
+}
+
+/// Waits until a client leaves, without reading anything of its body where that is possible. On HTTP/1 it has to have sent all
+/// of it.
+pub async fn left(session: &mut Session) -> Box<Error> {
+    let left = match session.as_mut().watch_h2_stream_close() {
+        Some(closing) => closing.await.map(|_| ()),
+        None => session.as_mut().read_body_or_idle(true).await.map(|_| ()),
+    };
+    match left {
+        Err(error) => error.into_down(),
+        Ok(()) if session.as_http2().is_some() => {
+            Error::explain(ErrorType::ConnectionClosed, "the client has left").into_down()
+        }
+        Ok(()) => std::future::pending().await,
+    }
 }
 
 /// What it means for a request that nothing more could be read from its client.

@@ -78,6 +78,15 @@ const GET: &str = "GET, HEAD";
 const POST: &str = "POST";
 
 impl Endpoint {
+    /// Whether it is for callers with a key only, where there are keys. Who looks whether kvpin serves, such as a monitor or
+    /// Claude Code before its first request, has none, and learns nothing but that.
+    pub fn needs_key(self) -> bool {
+        match self {
+            Endpoint::Engine(_) | Endpoint::Local(Local::Models | Local::Model) => true,
+            Endpoint::Local(Local::Health | Local::Hello) => false,
+        }
+    }
+
     /// Looks a request up. `path` is without the query; `extra` are the operator's own.
     pub fn find<'a>(method: &Method, path: &'a str, extra: &[AllowedPath]) -> Result<Found<'a>, NotServed> {
         let found = match Self::of_path(path) {

@@ -14,6 +14,7 @@ use pingora::{Error, ErrorType, Result};
 use super::alarm::Alarm;
 use super::body::RequestBody;
 use super::context::Context;
+use super::downstream;
 use super::duplex::Duplex;
 use super::refusal::Refusal;
 use super::request_head;
@@ -77,8 +78,7 @@ impl Exchange {
             if self.has_ended {
                 return Ok(Event::End);
             }
-            let is_complete = session.is_body_done();
-            let is_watched = is_complete || self.upload.has_room();
+            let awaited = Awaited::of(session, &self.upload);
             tokio::select! {
                 task = self.response.read_response_task() => {
                     if let Some(event) = self.response_event(task)? {
@@ -86,10 +86,17 @@ impl Exchange {
                     }
                 }
                 written = self.upload.write(), if self.upload.is_writing() => written?,
-                piece = from_client(session, context, is_complete), if is_watched => self.upload.push(piece?),
+                piece = from_client(session, context, awaited), if awaited != Awaited::Nothing => {
+                    self.upload.push(piece?);
+                }
                 () = alarm.rings() => return Ok(Event::Silence),
             }
         }
+    }
+
+    /// Whether the response has come to its end, so that what is at hand of it is the last.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// The connection, if the next request may use it.
@@ -136,12 +143,36 @@ impl Exchange {
     }
 }
 
-/// Waits for the next piece of the body, or, of a client that has sent all of it, for its leaving.
-async fn from_client(session: &mut Session, context: &mut Context, is_complete: bool) -> Result<Piece> {
-    let reading = session.as_mut().read_body_or_idle(is_complete);
+/// What a client is heard for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// The next piece of its body.
+    Piece,
+    /// Its leaving.
+    Leaving,
+    /// Nothing: behind a body that nobody takes, the end of an HTTP/1 client can't be seen.
+    Nothing,
+}
+
+impl Awaited {
+    fn of(session: &mut Session, upload: &Upload) -> Self {
+        match (session.is_body_done(), upload.has_room()) {
+            (false, true) => Awaited::Piece,
+            (false, false) if session.as_http2().is_none() => Awaited::Nothing,
+            (false, false) | (true, _) => Awaited::Leaving,
+        }
+    }
+}
+
+/// Waits for the client. There is a piece to be had only where one is awaited.
+async fn from_client(session: &mut Session, context: &mut Context, awaited: Awaited) -> Result<Piece> {
+    if awaited != Awaited::Piece {
+        return Err(downstream::left(session).await);
+    }
+    let reading = session.as_mut().read_body_or_idle(false);
     let bytes = match &mut context.body {
-        Some(body) if !is_complete => body.patience().wait(reading).await,
-        Some(_) | None => reading.await,
+        Some(body) => body.patience().wait(reading).await,
+        None => reading.await,
     };
     let bytes = bytes.map_err(Error::into_down)?;
     let is_last = session.is_body_done() || bytes.is_none();

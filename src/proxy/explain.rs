@@ -7,11 +7,13 @@ use thiserror::Error;
 use crate::balancer::{self, Foreseen, Recognised, TurnKind};
 use crate::conversation::Explicit;
 use crate::dispatch::{Named, Routing};
+use crate::keys::Caller;
 
+use super::authorise::{self, check_whole};
 use super::body::{SECOND_MODEL_BYTES, announced_length};
 use super::context::EngineRequest;
 use super::endpoint::{Dialect, Endpoint, Local, NotServed};
-use super::identify::{Asked, Head, Look, choose_model};
+use super::identify::{Asked, Head, Look, RANK_HEADER, REPLICA_HEADER, choose_model};
 use super::refusal::Refusal;
 use super::search::BodySearch;
 
@@ -28,6 +30,8 @@ pub struct Explanation {
     pub kind: String,
     /// What makes it a side call: `endpoint`, `hint` or `shape`.
     pub side_by: Option<String>,
+    /// The name of the API key that it shows.
+    pub key_name: Option<String>,
     pub model: Option<ModelFound>,
     /// What named the conversation: the word of the access log.
     pub rule: Option<String>,
@@ -164,32 +168,45 @@ impl Explanation {
     fn follow(&mut self, routing: &Routing, request: &Request<'_>) -> Result<(), Refusal> {
         let table = routing.table();
         let found = Endpoint::find(&request.method, &request.path, &table.config.allow_paths);
-        let route = match found.map(|found| found.endpoint) {
-            Ok(Endpoint::Engine(route)) => route,
-            Ok(Endpoint::Local(Local::Health | Local::Models | Local::Model | Local::Hello)) => {
+        let endpoint = found.map(|found| found.endpoint).map_err(|reason| match reason {
+            NotServed::Path => Refusal::UnknownPath,
+            NotServed::Method { allowed } => Refusal::WrongMethod { allowed },
+        })?;
+        let caller = match endpoint.needs_key() {
+            true => authorise::caller(&table, &request.headers)?,
+            false => Caller::default(),
+        };
+        self.key_name = caller.name().map(str::to_owned);
+        let route = match endpoint {
+            Endpoint::Engine(route) => route,
+            Endpoint::Local(Local::Health | Local::Models | Local::Model | Local::Hello) => {
                 self.kind = "local".to_owned();
                 return Ok(());
             }
-            Err(NotServed::Path) => return Err(Refusal::UnknownPath),
-            Err(NotServed::Method { allowed }) => return Err(Refusal::WrongMethod { allowed }),
         };
         let head = Head::read(route, &table, &request.headers);
         let mut body = BodySearch::new(&request.headers, head.wanted());
         self.looked_at_bytes = body.search(request.body);
         let (seen, unseen) = request.body.split_at(request.body.len().min(self.looked_at_bytes + SECOND_MODEL_BYTES));
         body.feed(&seen[self.looked_at_bytes..]);
-        let named = choose_model(&table, &body)?;
+        let named = choose_model(&table, &caller, &body)?;
         self.note_model(&body, &named);
         let headers = &request.headers;
-        let asked = Asked { routing, table: &table, headers, head: &head, named: &named, body: &body };
+        let (table, caller) = (&*table, &caller);
+        let asked = Asked { routing, table, caller, headers, head: &head, named: &named, body: &body };
         let look = asked.look(Some(request.body.len()));
-        if look != Look::NoFurther {
+        if look != Look::NoFurther || caller.is_limited() {
             body.feed(unseen);
             self.looked_at_bytes = request.body.len();
         }
-        let asked = Asked { routing, table: &table, headers, head: &head, named: &named, body: &body };
+        if caller.is_limited() {
+            check_whole(headers, &body)?;
+            choose_model(table, caller, &body)?;
+        }
+        let asked = Asked { routing, table, caller, headers, head: &head, named: &named, body: &body };
         let engine_request = asked.engine_request(look, request.body.len())?;
         self.note_kind(&head, &engine_request);
+        self.note_pin(&asked);
         self.note_identity(&asked, &engine_request);
         let turn = engine_request.turn(&[]);
         let model = &named.model;
@@ -226,6 +243,13 @@ impl Explanation {
             }
         };
         self.kind = kind.to_owned();
+    }
+
+    fn note_pin(&mut self, asked: &Asked<'_>) {
+        let names_one = [REPLICA_HEADER, RANK_HEADER].into_iter().find(|name| asked.headers.contains_key(*name));
+        if let Some(name) = names_one.filter(|_| !asked.caller.may_pin()) {
+            self.notes.push(format!("{name} is passed over: this API key may not name a replica (may_pin)"));
+        }
     }
 
     fn note_identity(&mut self, asked: &Asked<'_>, request: &EngineRequest) {

@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering;
 use log::{debug, warn};
 use pingora::Result;
 use pingora::proxy::Session;
-use pingora::upstreams::peer::{HttpPeer, Peer as _};
 
-use crate::balancer::Evidence;
+use crate::balancer::{Evidence, ReplicaSpec};
+use crate::connector::Destination;
+use crate::dispatch::{Gone, Table};
 
 use super::Proxy;
 use super::attempt::{Attempt, Kept, Opening};
@@ -19,7 +20,7 @@ use super::context::Context;
 use super::intake::learn_late;
 use super::refusal::Refusal;
 use super::trouble::Trouble;
-use super::upstream::peer;
+use super::upstream::{UPSTREAM_IDLE, peer};
 
 impl Proxy {
     /// Brings the turn to a replica and the answer to the client.
@@ -45,8 +46,12 @@ impl Proxy {
         session: &mut Session,
         context: &mut Context,
     ) -> Result<Option<(Trouble, Option<Kept>)>> {
-        let peer = self.peer(context)?;
-        let (connection, is_pooled) = match self.replicas.get_stream(&peer).await {
+        let table = self.routing.table();
+        let Some(lease) = &context.lease else { return Err(context.refused(Refusal::Internal)) };
+        let Ok(destination) = self.destination(&table, lease.replica(), context.reconnected) else {
+            return Ok(Some((Trouble::Unreachable(None), None)));
+        };
+        let (connection, is_pooled) = match self.replicas.connect(&destination).await {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
@@ -59,19 +64,25 @@ impl Proxy {
         };
         attempt.relay(answer, &mut exchange).await?;
         if let Some(connection) = exchange.into_reusable() {
-            self.replicas.release_stream(connection, peer.reuse_hash(), peer.idle_timeout());
+            self.replicas.release(connection, &destination, UPSTREAM_IDLE);
         }
         Ok(None)
     }
 
-    fn peer(&self, context: &mut Context) -> Result<HttpPeer> {
-        let Some(lease) = &context.lease else { return Err(context.refused(Refusal::Internal)) };
-        let mut peer = peer(lease.replica().address, &self.routing.table().config.limits);
-        if context.reconnected {
-            // A pool of its own, so that the second chance isn't given to another connection that is stale too.
-            peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
+    /// How a replica is connected to; `Gone` if it was taken out since it was chosen, and can't be spoken to any more.
+    fn destination<'a>(
+        &self,
+        table: &'a Table,
+        replica: &ReplicaSpec,
+        is_second_chance: bool,
+    ) -> std::result::Result<Destination<'a>, Gone> {
+        let tls = table.tls_of(replica)?;
+        let mut destination = Destination::new(peer(replica.address, &table.config.limits), tls);
+        if is_second_chance {
+            // A pool of its own, so that it isn't given to another connection that is stale too.
+            destination.peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(peer)
+        Ok(destination)
     }
 
     /// Chooses where the turn is tried next: the same replica on a fresh connection, or another one. Refuses where it can't
@@ -114,7 +125,7 @@ impl Proxy {
     }
 
     /// The first byte of an answer is on its way to the client: nothing is tried again from here on.
-    pub(super) fn begun(&self, session: &Session, context: &mut Context) {
+    pub(super) async fn begun(&self, session: &Session, context: &mut Context) {
         learn_late(&self.routing, session, context);
         let Some(elapsed) = context.first_byte() else { return };
         context.kept = None;
@@ -122,5 +133,6 @@ impl Proxy {
             let labels = [request.model.name.as_str(), lease.decision().as_str()];
             self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(elapsed.as_secs_f64());
         }
+        self.departure.teach().await;
     }
 }

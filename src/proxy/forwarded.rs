@@ -42,11 +42,19 @@ impl Origin {
         if !head.headers.contains_key(PROTO) {
             head.insert_header(PROTO, self.scheme)?;
         }
-        if let Some(host) = head.headers.get(HOST).filter(|_| !head.headers.contains_key(FORWARDED_HOST)).cloned() {
+        if !head.headers.contains_key(FORWARDED_HOST)
+            && let Some(host) = host(head)
+        {
             head.insert_header(FORWARDED_HOST, host)?;
         }
         Ok(())
     }
+}
+
+/// Whom the client has asked. HTTP/2 has another place for it.
+fn host(head: &RequestHeader) -> Option<HeaderValue> {
+    let authority = || HeaderValue::from_str(head.uri.authority()?.as_str()).ok();
+    head.headers.get(HOST).cloned().or_else(authority)
 }
 
 fn forget_claims(head: &mut RequestHeader) {

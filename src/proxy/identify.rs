@@ -5,6 +5,7 @@ use http::HeaderMap;
 use crate::balancer::{Balancer, ReplicaId, TurnKind};
 use crate::conversation::{AUXILIARY_BYTES_MAX, Chain, ConversationKey, Explicit, Fields, Identity, Purpose, Wanted};
 use crate::dispatch::{Model, Named, Routing, Table};
+use crate::keys::Caller;
 
 use super::context::EngineRequest;
 use super::endpoint::Route;
@@ -19,9 +20,6 @@ pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
 /// Claude Code sends it with the first turn after it has replaced a conversation's history by a summary.
 const COMPACTED_HEADER: &str = "x-claude-code-context-compacted";
-
-/// The scope of conversation keys while there are no API keys: one for all.
-const NO_SCOPE: &[u8] = b"";
 
 /// What a request's head says of what is asked.
 pub struct Head {
@@ -80,30 +78,38 @@ impl Head {
     }
 }
 
-/// The model that a request is for.
-pub fn choose_model(table: &Table, body: &BodySearch) -> Result<Named, Refusal> {
+/// The model that a request is for, if the caller may use it.
+pub fn choose_model(table: &Table, caller: &Caller, body: &BodySearch) -> Result<Named, Refusal> {
     let fields = body.fields();
     if fields.duplicate_model {
         return Err(Refusal::TwoModels);
     }
-    match fields.model.name() {
-        Some(name) => table
-            .find(name)
-            .cloned()
-            .ok_or_else(|| Refusal::UnknownModel { named: name.to_owned(), served: served_names(&table.models) }),
+    let served = || served_names(&table.models, caller);
+    let name = fields.model.name();
+    let named = match name {
+        Some(name) => {
+            let unknown = || Refusal::UnknownModel { named: name.to_owned(), served: served() };
+            table.find(name).cloned().ok_or_else(unknown)?
+        }
         // vLLM serves a request without a model too, and judges a body that kvpin can't read.
         None => match &table.fallback {
-            Some(model) => Ok(Named { model: model.clone(), upstream: None }),
-            None if body.is_compressed() => Err(Refusal::CompressedBody { served: served_names(&table.models) }),
-            None => Err(Refusal::NoModel { served: served_names(&table.models) }),
+            Some(model) => Named { model: model.clone(), upstream: None },
+            None if body.is_compressed() => return Err(Refusal::CompressedBody { served: served() }),
+            None => return Err(Refusal::NoModel { served: served() }),
         },
+    };
+    let name = name.unwrap_or(&named.model.name);
+    if !caller.may_use(name) {
+        return Err(Refusal::ModelNotAllowed { named: name.to_owned(), allowed: served() });
     }
+    Ok(named)
 }
 
 /// One request on its way to an engine, as far as it is known.
 pub struct Asked<'a> {
     pub routing: &'a Routing,
     pub table: &'a Table,
+    pub caller: &'a Caller,
     pub headers: &'a HeaderMap,
     pub head: &'a Head,
     pub named: &'a Named,
@@ -126,7 +132,9 @@ impl Asked<'_> {
     /// What the balancer needs to know, once the body has been looked at as far as `look` says. `bytes` of it were read.
     pub fn engine_request(&self, look: Look, bytes: usize) -> Result<EngineRequest, Refusal> {
         let model = &self.named.model;
-        let client_pin = if model.client_pins { client_pin(model, self.headers)? } else { None };
+        // Who may not name a replica and does has it passed over: an agent that sends the header by habit is served all the same.
+        let may_pin = model.client_pins && self.caller.may_pin();
+        let client_pin = if may_pin { client_pin(model, self.headers)? } else { None };
         let kind = self.kind(bytes);
         let identity = match kind {
             TurnKind::Conversation => self.identity(look),
@@ -176,13 +184,13 @@ impl Asked<'_> {
     }
 
     pub fn key(&self, conversation: &Explicit) -> ConversationKey {
-        self.routing.key_secret().key(NO_SCOPE, &self.named.model.name, conversation)
+        self.routing.key_secret().key(self.caller.scope(), &self.named.model.name, conversation)
     }
 
     fn chain(&self, kind: TurnKind) -> Option<Chain> {
         let wanted = kind == TurnKind::Conversation && self.named.model.affinity;
         let history = self.body.history().filter(|_| wanted)?;
-        Some(self.routing.key_secret().chain(NO_SCOPE, &self.named.model.name, history))
+        Some(self.routing.key_secret().chain(self.caller.scope(), &self.named.model.name, history))
     }
 }
 

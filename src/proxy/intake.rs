@@ -8,7 +8,9 @@ use tokio::time::timeout;
 
 use crate::balancer::TurnKind;
 use crate::dispatch::{Named, Routing, Table};
+use crate::keys::Caller;
 
+use super::authorise::check_whole;
 use super::body::{ANSWER_MAX, Reader, RequestBody};
 use super::context::{Context, EngineRequest};
 use super::endpoint::Route;
@@ -22,6 +24,7 @@ pub struct Intake<'a> {
     pub routing: &'a Routing,
     pub table: &'a Table,
     pub memory: &'a Arc<Budget>,
+    pub caller: &'a Caller,
 }
 
 /// A request that can be given a replica.
@@ -40,15 +43,21 @@ pub struct Late {
 impl Intake<'_> {
     /// Reads as much of the body as it takes to know the model and the conversation, and what is at hand of a new one's history.
     pub async fn read(&self, session: &mut Session, route: Route) -> Result<Taken, Refusal> {
-        let Intake { routing, table, memory } = *self;
+        let Intake { routing, table, memory, caller } = *self;
         let head = Head::read(route, table, &session.req_header().headers);
         let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
         let mut reader = Reader::new(session, &mut search, &table.config.limits, memory.share())?;
         timeout(ANSWER_MAX, reader.until_answered()).await.map_err(|_| Refusal::BodyTimedOut)??;
         reader.look_a_little();
-        let named = choose_model(table, reader.search())?;
+        let named = choose_model(table, caller, reader.search())?;
+        if caller.is_limited() {
+            // A second model in what the engine reads could be one that is not allowed.
+            timeout(ANSWER_MAX, reader.until_end()).await.map_err(|_| Refusal::BodyTimedOut)??;
+            check_whole(reader.headers(), reader.search())?;
+            choose_model(table, caller, reader.search())?;
+        }
         let (headers, body) = (reader.headers(), reader.search());
-        let look = Asked { routing, table, headers, head: &head, named: &named, body }.look(reader.length());
+        let look = Asked { routing, table, caller, headers, head: &head, named: &named, body }.look(reader.length());
         match look {
             Look::NoFurther => reader.look_no_further(),
             Look::Further => {
@@ -59,7 +68,7 @@ impl Intake<'_> {
         }
         let mut body = reader.finish();
         let headers = &session.req_header().headers;
-        let asked = Asked { routing, table, headers, head: &head, named: &named, body: &search };
+        let asked = Asked { routing, table, caller, headers, head: &head, named: &named, body: &search };
         let request = asked.engine_request(look, body.bytes_read())?;
         if let Some(splice) = asked.splice() {
             body.splice(splice);
@@ -78,7 +87,8 @@ pub fn learn_late(routing: &Routing, session: &Session, context: &mut Context) {
     let Some(Late { head, named }) = context.late.take() else { return };
     let Some(search) = context.body.as_mut().and_then(RequestBody::searched) else { return };
     let headers: &HeaderMap = &session.req_header().headers;
-    let asked = Asked { routing, table: &routing.table(), headers, head: &head, named: &named, body: &search };
+    let (table, caller) = (routing.table(), &context.caller);
+    let asked = Asked { routing, table: &table, caller, headers, head: &head, named: &named, body: &search };
     // What could be wrong with a request was found when it was taken in.
     let Ok(request) = asked.engine_request(Look::Further, session.body_bytes_read()) else { return };
     match request.kind {

@@ -6,15 +6,17 @@ use pingora::proxy::Session;
 use serde_json::{Value, json};
 
 use crate::dispatch::Table;
+use crate::keys::Caller;
 
 use super::downstream;
 use super::endpoint::{Dialect, Local, ONE_MODEL};
 use super::refusal::{Answer, Refusal, served_names};
 
-/// What is asked, and under which path.
+/// What is asked, and by whom.
 pub struct Asked<'a> {
     pub local: Local,
     pub path: &'a str,
+    pub caller: &'a Caller,
 }
 
 /// Answers a local endpoint.
@@ -22,11 +24,11 @@ pub async fn serve(session: &mut Session, table: &Table, asked: Asked<'_>) -> st
     let dialect = dialect(session);
     let (status, body) = match asked.local {
         Local::Hello => (200, json!({ "name": "kvpin", "version": env!("CARGO_PKG_VERSION") })),
-        Local::Models => (200, models(table, dialect)),
-        Local::Model => (200, model(table, dialect, asked.path)?),
+        Local::Models => (200, models(table, asked.caller, dialect)),
+        Local::Model => (200, model(table, dialect, &asked)?),
         Local::Health => health(table),
     };
-    let answer = Answer { status, retry_after_s: None, allow: None, body: body.to_string() };
+    let answer = Answer { status, retry_after_s: None, allow: None, authenticate: None, body: body.to_string() };
     write(session, answer).await.map_err(|_| Refusal::BodyCutShort)
 }
 
@@ -38,7 +40,7 @@ pub fn dialect(session: &Session) -> Dialect {
 
 /// Writes an answer of kvpin's own. To a `HEAD` request only its head.
 pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
-    let mut head = ResponseHeader::build(answer.status, Some(4))?;
+    let mut head = ResponseHeader::build(answer.status, Some(5))?;
     head.insert_header("content-type", "application/json")?;
     head.insert_header("content-length", answer.body.len().to_string())?;
     if let Some(seconds) = answer.retry_after_s {
@@ -47,14 +49,17 @@ pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
     if let Some(allow) = answer.allow {
         head.insert_header("allow", allow)?;
     }
+    if let Some(scheme) = answer.authenticate {
+        head.insert_header("www-authenticate", scheme)?;
+    }
     let is_head = session.req_header().method == http::Method::HEAD;
-    downstream::write_head(session, Box::new(head)).await?;
-    downstream::write_last(session, (!is_head).then(|| answer.body.into())).await
+    downstream::write_head(session, Box::new(head), is_head).await?;
+    if is_head { Ok(()) } else { downstream::write_last(session, Some(answer.body.into())).await }
 }
 
-/// The names that clients may use, in the shape of a caller's API.
-fn models(table: &Table, dialect: Dialect) -> Value {
-    let names = served_names(&table.models);
+/// The names that the caller may use, in the shape of a caller's API.
+fn models(table: &Table, caller: &Caller, dialect: Dialect) -> Value {
+    let names = served_names(&table.models, caller);
     let data: Vec<_> = names.iter().map(|name| entry(name, dialect)).collect();
     match dialect {
         Dialect::Anthropic => {
@@ -64,11 +69,14 @@ fn models(table: &Table, dialect: Dialect) -> Value {
     }
 }
 
-fn model(table: &Table, dialect: Dialect, path: &str) -> std::result::Result<Value, Refusal> {
-    let named = path.strip_prefix(ONE_MODEL).unwrap_or_default();
-    match table.find(named) {
+/// One of them. That there is another one is none of the caller's business.
+fn model(table: &Table, dialect: Dialect, asked: &Asked<'_>) -> std::result::Result<Value, Refusal> {
+    let named = asked.path.strip_prefix(ONE_MODEL).unwrap_or_default();
+    match table.find(named).filter(|_| asked.caller.may_use(named)) {
         Some(_) => Ok(entry(named, dialect)),
-        None => Err(Refusal::UnknownModel { named: named.to_owned(), served: served_names(&table.models) }),
+        None => {
+            Err(Refusal::UnknownModel { named: named.to_owned(), served: served_names(&table.models, asked.caller) })
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! early_request_filter    limits of the head
-//! request_filter          endpoint, body up to the model and the session, decision -> lease; refusals end here
+//! request_filter          endpoint, API key, body up to the model and the session, decision -> lease; refusals end here
 //! proxy_upstream_filter   the turn and its answer (forward):
 //!     attempt             connect, send, hold the answer until it shows what it is   <---.
 //!     try_again           nothing has come of it: another replica, or another connection -'
@@ -16,8 +16,11 @@ mod access_log;
 mod alarm;
 mod arrival;
 mod attempt;
+mod authorise;
 mod body;
+pub mod connection;
 mod context;
+mod departure;
 mod down;
 mod downstream;
 mod duplex;
@@ -29,6 +32,7 @@ mod first_event;
 mod forward;
 mod forwarded;
 mod framing;
+mod h2;
 mod head_guard;
 mod hop_by_hop;
 mod identify;
@@ -46,26 +50,29 @@ mod request_head;
 mod response_head;
 mod search;
 mod splice;
+mod stall;
 mod streams;
 mod trouble;
 mod upload;
 mod upstream;
-pub mod watchdog;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use log::debug;
-use pingora::connectors::{ConnectorOptions, TransportConnector};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, Result};
 
+use crate::balancer::Outcome;
+use crate::connector::Connector;
 use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
+pub use departure::{Departure, Leaving, Teacher};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
@@ -84,10 +91,11 @@ const POOLED_MAX: usize = 1024;
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
+    departure: Arc<Departure>,
     memory: Arc<Budget>,
     streams: Streams,
     /// Connections to the replicas, and the pool of those that are idle.
-    replicas: TransportConnector,
+    replicas: Connector,
     /// Numbers the pools that are used once.
     fresh_pools: AtomicU64,
 }
@@ -165,17 +173,25 @@ impl ProxyHttp for Proxy {
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);
         }
+        if outcome == Outcome::Abandoned || matches!(context.refusal, Some(Refusal::BodyCutShort)) {
+            watchdog::abandoned();
+        }
         if let Some(error) = error {
             log_failure(error, outcome, context);
         }
         access_log::write(session, context);
+        if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
+            context.caller.count(verdict);
+        }
         // Before lingering: a client that is slow to go must hold neither a slot nor memory.
         context.lease = None;
+        context.slot = None;
         context.body = None;
         context.stream = None;
         if context.refusal.as_ref().is_none_or(Refusal::leaves_body_coming) {
             downstream::read_to_end(session).await;
         }
+        self.departure.linger(session).await;
         watchdog::arm();
     }
 }
@@ -189,11 +205,12 @@ enum Admitted {
 }
 
 impl Proxy {
-    pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
+    pub fn new(routing: Arc<Routing>, open: OpenRequests, departure: Arc<Departure>) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
-        let replicas = TransportConnector::new(Some(ConnectorOptions::new(POOLED_MAX)));
-        // Pool 0 is the common one.
-        Proxy { routing, open, memory, streams: Streams::default(), replicas, fresh_pools: AtomicU64::new(1) }
+        let replicas = Connector::new(POOLED_MAX);
+        let streams = Streams::default();
+        // 0 is the common pool.
+        Proxy { routing, open, departure, memory, streams, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
@@ -202,25 +219,38 @@ impl Proxy {
         arrival::check_head(session, table.config.limits.head_bytes_max)?;
         let found = arrival::find_endpoint(session, &table.config)?;
         let (endpoint, path) = (found.endpoint, found.path.into_owned());
-        context.dialect = Dialect::of_path(&path);
+        context.dialect = match endpoint {
+            Endpoint::Engine(_) => Dialect::of_path(&path),
+            Endpoint::Local(_) => local::dialect(session),
+        };
+        if endpoint.needs_key() {
+            context.caller = authorise::caller(&table, &session.req_header().headers)?;
+        }
         let route = match endpoint {
             Endpoint::Engine(route) => route,
             Endpoint::Local(local) => {
-                context.dialect = local::dialect(session);
-                local::serve(session, &table, Asked { local, path: &path }).await?;
+                local::serve(session, &table, Asked { local, path: &path, caller: &context.caller }).await?;
                 return Ok(Admitted::Answered);
             }
         };
+        context.slot = context.caller.enter(self.routing.uptime())?;
         let streams_max = table.config.limits.streams_max;
         context.stream = Some(self.streams.enter(streams_max).ok_or(Refusal::TooManyStreams { streams_max })?);
         arrival::settle(session, &path, &table.config).map_err(|_| Refusal::Internal)?;
-        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory };
+        let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory, caller: &context.caller };
         let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
         context.body = Some(body);
         context.late = late;
         context.acquire()?;
         Ok(Admitted::ToReplica)
+    }
+
+    /// To be called before the head of an answer: one that is written while the process is about to end says so.
+    fn announce_departure(&self, session: &mut Session) {
+        if self.departure.has_begun() {
+            session.set_keepalive(None);
+        }
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
@@ -232,6 +262,7 @@ impl Proxy {
         } else {
             session.set_keepalive(None);
         }
+        context.answered();
         let answer = refusal.answer(context.dialect);
         context.refusal = Some(refusal);
         let told = match context.kept_waiting {

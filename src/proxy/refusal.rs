@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::balancer;
 use crate::dispatch::Model;
+use crate::keys::{Caller, OverLimit, Verdict};
 
 use super::endpoint::Dialect;
 
@@ -32,6 +33,20 @@ pub enum Refusal {
     HeadTooLarge {
         bytes_max: usize,
     },
+    /// An API key is needed and none was shown.
+    NoKey,
+    /// It shows two API keys that differ.
+    TwoKeys,
+    UnknownKey,
+    /// The key's requests may not use the model.
+    ModelNotAllowed {
+        named: String,
+        allowed: Vec<String>,
+    },
+    /// The key may not use every model, and the body can't be read for certain.
+    UncheckableBody,
+    /// The key is over one of its limits.
+    OverLimit(OverLimit),
     BodyTooLarge {
         bytes_max: usize,
     },
@@ -86,6 +101,8 @@ pub struct Answer {
     pub retry_after_s: Option<u32>,
     /// The methods for `Allow`.
     pub allow: Option<String>,
+    /// How to ask with a key, for `WWW-Authenticate`.
+    pub authenticate: Option<&'static str>,
     pub body: String,
 }
 
@@ -120,6 +137,13 @@ impl Refusal {
             Refusal::BytesAfterBody => "bytes_after_body",
             Refusal::TooManyStreams { .. } => "too_many_streams",
             Refusal::HeadTooLarge { .. } => "head_too_large",
+            Refusal::NoKey => "no_key",
+            Refusal::TwoKeys => "two_keys",
+            Refusal::UnknownKey => "unknown_key",
+            Refusal::ModelNotAllowed { .. } => "model_not_allowed",
+            Refusal::UncheckableBody => "uncheckable_body",
+            Refusal::OverLimit(OverLimit::InFlight { .. }) => "key_in_flight",
+            Refusal::OverLimit(OverLimit::PerMinute { .. }) => "key_per_minute",
             Refusal::BodyTooLarge { .. } => "body_too_large",
             Refusal::BodyTimedOut => "body_timed_out",
             Refusal::BodyCutShort => "body_cut_short",
@@ -156,9 +180,17 @@ impl Refusal {
         };
         Answer {
             status: kind.status,
-            retry_after_s: (kind.status == 503).then_some(RETRY_AFTER_S),
+            retry_after_s: match self {
+                Refusal::OverLimit(OverLimit::PerMinute { retry_after_s, .. }) => Some(*retry_after_s),
+                _ => matches!(kind.status, 429 | 503).then_some(RETRY_AFTER_S),
+            },
             allow: match self {
                 Refusal::WrongMethod { allowed } => Some(allowed.clone()),
+                _ => None,
+            },
+            authenticate: match self {
+                Refusal::NoKey => Some("Bearer"),
+                Refusal::TwoKeys | Refusal::UnknownKey => Some("Bearer error=\"invalid_token\""),
                 _ => None,
             },
             body: body.to_string(),
@@ -173,6 +205,10 @@ impl Refusal {
             | Refusal::UnknownCoding
             | Refusal::MalformedBody
             | Refusal::BytesAfterBody
+            // Whoever tries keys is to connect anew for each.
+            | Refusal::NoKey
+            | Refusal::TwoKeys
+            | Refusal::UnknownKey
             | Refusal::BodyTooLarge { .. }
             | Refusal::BodyTimedOut
             | Refusal::BodyCutShort
@@ -182,6 +218,9 @@ impl Refusal {
             | Refusal::Internal => false,
             Refusal::UnknownPath
             | Refusal::WrongMethod { .. }
+            | Refusal::ModelNotAllowed { .. }
+            | Refusal::UncheckableBody
+            | Refusal::OverLimit(_)
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::UnknownModel { .. }
@@ -200,6 +239,38 @@ impl Refusal {
         )
     }
 
+    /// What it counts as for the key of the request.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Refusal::ModelNotAllowed { .. } | Refusal::UncheckableBody => Verdict::Forbidden,
+            Refusal::OverLimit(_) => Verdict::Limited,
+            Refusal::UnknownPath
+            | Refusal::WrongMethod { .. }
+            | Refusal::MalformedHead { .. }
+            | Refusal::UnknownCoding
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
+            | Refusal::TooManyStreams { .. }
+            | Refusal::HeadTooLarge { .. }
+            | Refusal::NoKey
+            | Refusal::TwoKeys
+            | Refusal::UnknownKey
+            | Refusal::BodyTooLarge { .. }
+            | Refusal::BodyTimedOut
+            | Refusal::BodyCutShort
+            | Refusal::NoModel { .. }
+            | Refusal::CompressedBody { .. }
+            | Refusal::UnknownModel { .. }
+            | Refusal::TwoModels
+            | Refusal::UnknownReplica { .. }
+            | Refusal::OutOfMemory
+            | Refusal::NoReplica { .. }
+            | Refusal::ReplicaFailed { .. }
+            | Refusal::ResponseTimedOut { .. }
+            | Refusal::Internal => Verdict::Refused,
+        }
+    }
+
     fn kind(&self) -> Kind {
         let kind = |status, openai, anthropic| Kind { status, openai, anthropic };
         let bad_request = |status| kind(status, "invalid_request_error", "invalid_request_error");
@@ -207,6 +278,11 @@ impl Refusal {
             Refusal::UnknownPath | Refusal::UnknownModel { .. } => kind(404, "not_found_error", "not_found_error"),
             Refusal::WrongMethod { .. } => bad_request(405),
             Refusal::HeadTooLarge { .. } => bad_request(431),
+            Refusal::NoKey | Refusal::TwoKeys | Refusal::UnknownKey => {
+                kind(401, "authentication_error", "authentication_error")
+            }
+            Refusal::ModelNotAllowed { .. } => kind(403, "permission_error", "permission_error"),
+            Refusal::OverLimit(_) => kind(429, "rate_limit_error", "rate_limit_error"),
             Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
             Refusal::BodyTimedOut => bad_request(408),
             Refusal::UnknownCoding => bad_request(501),
@@ -217,6 +293,7 @@ impl Refusal {
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
+            | Refusal::UncheckableBody
             | Refusal::UnknownReplica { .. } => bad_request(400),
             Refusal::OutOfMemory | Refusal::TooManyStreams { .. } | Refusal::NoReplica { .. } => {
                 kind(503, "server_error", "overloaded_error")
@@ -232,6 +309,7 @@ impl Refusal {
             Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::UnknownModel { .. }
+            | Refusal::ModelNotAllowed { .. }
             | Refusal::TwoModels => Some("model"),
             _ => None,
         }
@@ -252,6 +330,29 @@ impl Refusal {
             }
             Refusal::HeadTooLarge { bytes_max } => {
                 format!("The request head is over the limit of {bytes_max} bytes.")
+            }
+            Refusal::NoKey => {
+                "This takes an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.".into()
+            }
+            Refusal::TwoKeys => {
+                "The request has two API keys that differ (`Authorization: Bearer` and `x-api-key`): send one.".into()
+            }
+            Refusal::UnknownKey => "This API key is not known here.".into(),
+            Refusal::ModelNotAllowed { named, allowed } => {
+                format!("This API key may not use the model `{named}`. It may use: {}.", names(allowed))
+            }
+            Refusal::UncheckableBody => {
+                "This API key may not use every model, so its request bodies have to show which one \
+                 they are for: one JSON object or one plain form, of the Content-Type that says so, whole and not compressed."
+                    .into()
+            }
+            Refusal::OverLimit(OverLimit::InFlight { max }) => {
+                format!("This API key has {max} requests in flight, as many as it may; try again when one has ended.")
+            }
+            Refusal::OverLimit(OverLimit::PerMinute { max, retry_after_s }) => {
+                format!(
+                    "This API key has sent {max} requests within a minute, as many as it may; try again in {retry_after_s} s."
+                )
             }
             Refusal::BodyTooLarge { bytes_max } => {
                 format!("The request body is over the limit of {bytes_max} bytes.")
@@ -305,9 +406,10 @@ fn names(names: &[String]) -> String {
     text
 }
 
-/// The names that clients may use, for an error that lists them.
-pub fn served_names(models: &[Arc<Model>]) -> Vec<String> {
-    models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases)).cloned().collect()
+/// The names that the caller may use, for an error that lists them.
+pub fn served_names(models: &[Arc<Model>], caller: &Caller) -> Vec<String> {
+    let names = models.iter().flat_map(|model| std::iter::once(&model.name).chain(&model.aliases));
+    names.filter(|name| caller.may_use(name)).cloned().collect()
 }
 
 #[cfg(test)]

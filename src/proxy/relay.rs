@@ -5,11 +5,12 @@ use pingora::{Error, ErrorType, Result};
 use tokio::time::{Duration, Instant};
 
 use crate::balancer::Evidence;
+use crate::dispatch::Lease;
 
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
-use super::downstream;
 use super::exchange::{Event, Exchange};
-use super::in_stream;
+use super::stall::{Call, Stall};
+use super::{downstream, in_stream, response_head};
 
 /// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
 const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -25,30 +26,41 @@ impl Attempt<'_> {
         if self.context.kept_waiting && !is_stream {
             return self.relay_as_event(begun, has_ended, exchange).await;
         }
+        let is_bare = response_head::is_bare(head.status);
         if !std::mem::take(&mut self.context.kept_waiting) {
             if !is_stream {
-                super::response_head::for_client(&mut head, self.context, &self.table)?;
+                response_head::for_client(&mut head, self.context, &self.table)?;
             }
-            downstream::write_head(self.session, head).await?;
+            self.proxy.announce_departure(self.session);
+            downstream::write_head(self.session, head, is_bare).await?;
         }
-        self.alarm.set(self.limits().ping_interval.filter(|_| is_stream));
+        if has_ended {
+            self.context.answered();
+        }
         if !begun.is_empty() {
             self.pass(begun).await?;
         }
         if !has_ended {
-            self.flow(exchange).await?;
+            let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
+            self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
-        self.proxy.begun(self.session, self.context);
+        self.context.answered();
+        self.proxy.begun(self.session, self.context).await;
+        if is_bare {
+            return Ok(());
+        }
         downstream::write_last(self.session, None).await
     }
 
     /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
     pub async fn tell(&mut self, kept: Kept) -> Result<()> {
         let Kept { head, body, status } = kept;
+        self.context.answered();
         self.context.status = Some(status);
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
-            downstream::write_head(self.session, head).await?;
+            self.proxy.announce_departure(self.session);
+            downstream::write_head(self.session, head, false).await?;
             body
         } else if head.status.is_success() {
             body
@@ -67,27 +79,44 @@ impl Attempt<'_> {
     }
 
     /// Passes on what comes until it has come to its end.
-    async fn flow(&mut self, exchange: &mut Exchange) -> Result<()> {
+    async fn flow(&mut self, exchange: &mut Exchange, mut stall: Stall) -> Result<()> {
+        self.alarm.set(Some(stall.look_every));
         let mut told = Instant::now();
         loop {
             match exchange.next(self.session, self.context, &mut self.alarm).await? {
                 Event::Data(chunk) => {
                     self.alarm.put_off();
+                    stall.is_over();
+                    if exchange.has_ended() {
+                        self.context.answered();
+                    }
                     self.pass(chunk).await?;
                     if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
                         told = self.alarm.last();
                         self.proxy.observe(self.context, Evidence::Served);
                     }
                 }
-                Event::Silence => self.ping().await?,
+                Event::Silence => self.bear(&mut stall).await?,
                 Event::End => return Ok(()),
                 Event::Head(_) => return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a second head").into_up()),
             }
         }
     }
 
+    /// Waits on with the client, unless nothing can be hoped for.
+    async fn bear(&mut self, stall: &mut Stall) -> Result<()> {
+        let call = stall.look();
+        if stall.is_unbearable() && self.context.lease.as_ref().is_some_and(Lease::is_down) {
+            return Err(Error::explain(ErrorType::ReadTimedout, "silent, and its replica is down").into_up());
+        }
+        match call {
+            Call::Ping => self.ping().await,
+            Call::Wait => Ok(()),
+        }
+    }
+
     async fn pass(&mut self, chunk: Bytes) -> Result<()> {
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.pings.passed(&chunk);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }
@@ -103,7 +132,8 @@ impl Attempt<'_> {
                 Event::Head(_) => {}
             }
         }
-        self.proxy.begun(self.session, self.context);
+        self.context.answered();
+        self.proxy.begun(self.session, self.context).await;
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
         downstream::write_last(self.session, Some(event)).await

@@ -4,7 +4,8 @@
 //! What is stripped follows Pingora 0.9.1 (`proxy_common.rs`), whose own code for it can't be called.
 
 use http::header::{
-    CONTENT_LENGTH, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
+    AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING,
 };
 use pingora::Result;
 use pingora::http::RequestHeader;
@@ -21,6 +22,15 @@ const SESSION_HEADER: &str = "x-session-id";
 const OF_CLIENT: [HeaderName; 5] =
     [HeaderName::from_static("http2-settings"), PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING];
 
+/// What a client shows to be let in: here, or by habit elsewhere. It is kvpin's to judge, so no engine sees it.
+const OF_CALLER: [HeaderName; 5] = [
+    AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+    COOKIE,
+];
+
 /// Headers that a client can't have removed by naming them in `Connection`. Without a length a body would go out in chunks;
 /// the others say who asks, and whom (CVE-2026-105299 was about those in Pingora).
 const PROTECTED: [&str; 5] = ["content-length", "host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"];
@@ -30,6 +40,7 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     let mut head = Box::new(session.req_header().clone());
     head.set_version(http::Version::HTTP_11);
     strip_hop_by_hop(&mut head);
+    join_cookies(&mut head)?;
     if let Some(body) = &context.body {
         body.announce(&mut head)?;
     }
@@ -45,6 +56,7 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     // kvpin has read or will read the body, so the client was already told to go on.
     head.remove_header(&EXPECT);
     head.remove_header(REPLICA_HEADER);
+    authorize(&mut head, context)?;
     if let Some(rank) = context.lease.as_ref().and_then(|lease| lease.replica().rank) {
         head.insert_header(RANK_HEADER, rank.to_string())?;
     } else if !context.passes_rank() {
@@ -58,6 +70,31 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     Ok(head)
 }
 
+/// On HTTP/2 a client may send its cookies one by one; HTTP/1 knows one such header (RFC 9113, section 8.2.3).
+fn join_cookies(head: &mut RequestHeader) -> Result<()> {
+    let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().map(|crumb| crumb.as_bytes()).collect();
+    if crumbs.len() < 2 {
+        return Ok(());
+    }
+    let joined = crumbs.join(&b"; "[..]);
+    head.insert_header(COOKIE, joined)
+}
+
+/// Has the engine see its own key, if it has one, and never one that is kvpin's to judge. Where there are neither, what the
+/// client sends goes on: an engine may ask for it.
+fn authorize(head: &mut RequestHeader, context: &Context) -> Result<()> {
+    let authorization = context.request.as_ref().and_then(|request| request.model.upstream_authorization.as_ref());
+    if context.caller.has_key() || authorization.is_some() {
+        for name in &OF_CALLER {
+            head.remove_header(name);
+        }
+    }
+    if let Some(authorization) = authorization {
+        head.insert_header(AUTHORIZATION, authorization)?;
+    }
+    Ok(())
+}
+
 /// Takes away the headers of the connection and those that `Connection` names.
 fn strip_hop_by_hop(head: &mut RequestHeader) {
     for name in hop_by_hop::of_connection(&head.headers, &PROTECTED).iter().chain(&OF_CLIENT) {
@@ -68,6 +105,19 @@ fn strip_hop_by_hop(head: &mut RequestHeader) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cookies_that_came_one_by_one_are_one_header() {
+        let mut head = RequestHeader::build("POST", b"/v1/messages", None).unwrap();
+        join_cookies(&mut head).unwrap();
+        assert!(!head.headers.contains_key(COOKIE));
+        for crumb in ["a=1", "b=2; c=3", "d"] {
+            head.append_header("cookie", crumb).unwrap();
+        }
+        join_cookies(&mut head).unwrap();
+        let cookies: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3; d"]);
+    }
 
     #[test]
     fn what_belongs_to_the_clients_connection_is_stripped_and_nothing_else() {

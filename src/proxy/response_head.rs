@@ -38,17 +38,24 @@ pub fn is_garbage(head: &ResponseHeader) -> bool {
     })
 }
 
+/// Whether a response of that status has no body, whatever its head says of one.
+pub fn is_bare(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 /// Adds who served and why, and what the client's connection needs.
 pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -> Result<()> {
     head.set_version(Version::HTTP_11);
     for name in hop_by_hop::of_connection(&head.headers, &FRAMING) {
         head.remove_header(&name);
     }
-    let has_body = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if !context.takes_chunks {
         // A body without a length then ends with the connection, or is framed by the protocol.
         head.remove_header(&TRANSFER_ENCODING);
-    } else if has_body && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
+    } else if !is_bare(head.status)
+        && !head.headers.contains_key(CONTENT_LENGTH)
+        && !head.headers.contains_key(TRANSFER_ENCODING)
+    {
         // A body that ends with the replica's connection: the client's can stay.
         head.insert_header(TRANSFER_ENCODING, "chunked")?;
     }

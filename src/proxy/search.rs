@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
-use crate::conversation::{Fields, FormScanner, History, Progress, Scanner, Wanted};
+use crate::conversation::{Fields, FormScanner, History, Model, Progress, Scanner, Wanted};
 
 /// A search in one body.
 #[derive(Debug)]
@@ -67,6 +67,25 @@ impl BodySearch {
     /// Whether the whole body was seen and could be read.
     pub fn is_complete(&self) -> bool {
         self.progress() == Progress::Closed
+    }
+
+    /// Whether the whole body was seen, and says the same of its model to whatever parser reads it.
+    pub fn has_one_reading(&self) -> bool {
+        let is_plain = match self {
+            BodySearch::Json(_) => true,
+            BodySearch::Form(form) => form.is_plain(),
+            BodySearch::Opaque(_) => false,
+        };
+        let is_clear = match self.fields().model {
+            // To an engine, too, what is no text names no model.
+            Model::Absent | Model::NotText | Model::Named(_) => true,
+            Model::TooLong | Model::Undecodable => false,
+        };
+        self.is_complete() && is_plain && is_clear
+    }
+
+    pub fn is_form(&self) -> bool {
+        matches!(self, BodySearch::Form(_))
     }
 
     /// Whether kvpin can't look into the body.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -52,6 +53,7 @@ type Answers = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
 /// A server that answers as it is told, on a port of the kernel's choice.
 struct Stub {
     address: SocketAddr,
+    /// The heads of what it was asked.
     asked: Arc<Mutex<Vec<String>>>,
     tasks: JoinSet<()>,
 }
@@ -80,8 +82,8 @@ impl Stub {
 
     async fn serve(mut stream: TcpStream, answers: Answers, asked: Arc<Mutex<Vec<String>>>) {
         while let Some(head) = read_head(&mut stream).await {
-            let path = head.split_whitespace().nth(1).unwrap().to_owned();
-            asked.lock().push(path.clone());
+            let path = path_of(&head).to_owned();
+            asked.lock().push(head);
             match answers(&path) {
                 Answer::Page(status, body) => {
                     let length = body.len();
@@ -103,8 +105,12 @@ impl Stub {
     }
 
     fn asked(&self, path: &str) -> usize {
-        self.asked.lock().iter().filter(|asked| *asked == path).count()
+        self.asked.lock().iter().filter(|head| path_of(head) == path).count()
     }
+}
+
+fn path_of(head: &str) -> &str {
+    head.split_whitespace().nth(1).unwrap()
 }
 
 async fn read_head(stream: &mut TcpStream) -> Option<String> {
@@ -148,6 +154,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         name: rank.map_or("only".to_owned(), |rank| format!("rank-{rank}")),
         address,
         authority: address.to_string(),
+        is_tls: false,
         rank: *rank,
         drain: false,
     });
@@ -160,10 +167,11 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         client_pins: true,
         engine_balances: false,
         send_session_id: true,
-        dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), balancer)),
+        upstream_authorization: None,
+        dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), Arc::default(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();
-    Server { address, authority: address.to_string(), replicas }
+    Server { address, authority: address.to_string(), tls: None, authorization: None, replicas }
 }
 
 fn seen(model: &Model) -> Vec<ReplicaSnapshot> {
@@ -330,7 +338,7 @@ async fn each_way_to_fail_has_its_own_word() {
     assert_eq!(client.get(&server, "/busy", PATIENCE).await, Err(Failure::Status(503)));
     assert_eq!(client.get(&server, "/large", PATIENCE).await, Err(Failure::TooLarge));
     stub.stop().await;
-    assert_eq!(client.get(&server, "/", PATIENCE).await, Err(Failure::Refused));
+    assert_eq!(client.get(&server, "/", PATIENCE).await, Err(Failure::Unreachable(DownReason::ConnectRefused)));
 }
 
 #[tokio::test]
@@ -439,4 +447,21 @@ pub(super) fn routing(addresses: &[SocketAddr]) -> Arc<Routing> {
     config.health.interval = Duration::from_millis(50);
     config.health.backoff_max = Duration::from_millis(100);
     Arc::new(Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap()))
+}
+
+#[tokio::test]
+async fn every_look_shows_the_engine_its_key_and_none_where_it_has_none() {
+    for key in [None, Some("engine-key")] {
+        let stub = Stub::start(|_| page("{}")).await;
+        let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")).unwrap());
+        let server = Server { authorization, ..server(stub.address, &[None]) };
+        look(&Client::new(), &server).await;
+        learn_max_num_seqs(&Client::new(), &server, Duration::from_secs(5)).await;
+        let heads = stub.asked.lock().clone();
+        assert_eq!(heads.len(), 3, "{heads:?}");
+        for head in heads {
+            let shown = head.lines().find_map(|line| line.strip_prefix("authorization: Bearer "));
+            assert_eq!(shown, key, "{head}");
+        }
+    }
 }

@@ -53,7 +53,7 @@ async fn a_body_in_which_no_model_can_be_found_is_refused_and_the_connection_sta
                 let (message, _) = error_of(path, &reply);
                 assert!(message.contains("No `model`") && message.contains("m, n"), "{message}");
                 if chunked {
-                    wire = wire.or_anew(&reply, behind.kvpin.address).await;
+                    wire = wire.or_anew(&reply, async || behind.kvpin.connect().await).await;
                 }
             }
         }

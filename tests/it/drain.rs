@@ -173,14 +173,14 @@ async fn an_order_that_a_browser_could_send_unasked_is_not_taken() {
     let servers = start_many(1, fast()).await;
     let kvpin = Kvpin::serve(json!({ (MODEL): { "replicas": urls(&servers) } })).await;
     let order = json!({ "model": MODEL, "replica": servers[0].address().to_string() }).to_string();
-    let post = Call::post("/api/v1/drain", order).without("content-type");
+    let post = Call::post("/api/v1/drain", order).at_localhost().without("content-type");
     assert_eq!(call(kvpin.admin, &post.clone().header("content-type", "text/plain")).await.status(), 415);
     assert_eq!(call(kvpin.admin, &Call::get("/api/v1/drain")).await.status(), 405);
-    let unknown = Call::post("/api/v1/drain", r#"{"model":"other","replica":"x"}"#);
+    let unknown = Call::post("/api/v1/drain", r#"{"model":"other","replica":"x"}"#).at_localhost();
     let unknown = call(kvpin.admin, &unknown).await;
     assert_eq!(unknown.status(), 404);
     assert!(unknown.text().contains(MODEL), "{}", unknown.text());
-    assert_eq!(call(kvpin.admin, &Call::post("/api/v1/drain", "{}")).await.status(), 400);
+    assert_eq!(call(kvpin.admin, &Call::post("/api/v1/drain", "{}").at_localhost()).await.status(), 400);
     let answer = call(kvpin.admin, &post.header("content-type", "application/json")).await;
     assert_eq!((answer.status(), &answer.json()["draining"]), (200, &json!(true)));
 }

@@ -6,6 +6,7 @@ use kvpin::sim::server::{Failure, ReplicaServer};
 use serde_json::{Value, json};
 
 use crate::support::call::Call;
+use crate::support::client::Piece;
 use crate::support::kvpin::{Kvpin, config};
 use crate::support::replicas::{MODEL, busy, chat, fast, start, start_many, steady, streamed, urls};
 use crate::support::until;
@@ -55,6 +56,29 @@ async fn an_engine_that_hangs_is_found_out_though_its_health_is_good_and_comes_b
     kvpin.until_health("up", |_| true).await;
     assert_eq!(kvpin.metric("kvpin_replica_restarts_total").await, 0.0);
     kvpin.until_logged("is down reason=hung was=suspect").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_cut_when_its_engine_has_hung_for_long_and_so_lets_the_server_end() {
+    let server = start(steady()).await;
+    let mut config = one_model(std::slice::from_ref(&server));
+    config["health"]["hung_s"] = json!(1);
+    let kvpin = Kvpin::start(&config).await;
+    let whole = Call::post("/v1/chat/completions", streamed("a long answer", 2_000).to_string()).of("long");
+    let mut wire = kvpin.connect().await;
+    wire.begin(&whole).await;
+    server.set_failure(Failure::Frozen);
+    kvpin.until_health("down", |_| true).await;
+    let last = loop {
+        match wire.piece().await {
+            Piece::Data(_) => {}
+            last => break last,
+        }
+    };
+    assert_eq!(last, Piece::Cut, "no end is made up");
+    until("the replica has lost its client", async || (busy(&server) == 0).then_some(())).await;
+    assert_eq!(kvpin.metric("kvpin_in_flight_turns").await, 0.0);
+    kvpin.until_logged("outcome=failed status=200").await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::support::call::{Call, Framing};
 use crate::support::client::Wire;
+use crate::support::edge::Edge;
 use crate::support::kvpin::Kvpin;
 use crate::support::recorder::{Recorder, sha256};
 
@@ -40,7 +41,12 @@ fn cases() -> Vec<Case> {
 }
 
 /// Says the connection that the next request may use: the same one, but for chunks that were refused.
-async fn assert_answered(mut wire: Wire, kvpin: &Kvpin, recorder: &Recorder, case: &Case) -> Wire {
+async fn assert_answered(
+    mut wire: Wire,
+    connect: impl AsyncFnOnce() -> Wire,
+    recorder: &Recorder,
+    case: &Case,
+) -> Wire {
     let Case { call, status } = case;
     let what = format!("{} {} with {} bytes, {:?}", call.method, call.path, call.body.len(), call.framing);
     let before = recorder.count();
@@ -53,7 +59,7 @@ async fn assert_answered(mut wire: Wire, kvpin: &Kvpin, recorder: &Recorder, cas
         assert_eq!(reply.json()["sha256"], sha256(&call.body), "{what}");
     }
     match (call.framing, status) {
-        (Framing::Chunks(_), 400..) => wire.or_anew(&reply, kvpin.address).await,
+        (Framing::Chunks(_), 400..) => wire.or_anew(&reply, connect).await,
         _ => {
             assert_eq!(reply.header("connection"), Some("keep-alive"), "{what}");
             wire
@@ -66,12 +72,23 @@ async fn a_connection_is_used_again_after_a_request_of_any_kind() {
     let (recorder, other) = (Recorder::start(), Recorder::start());
     let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
     let kvpin = Kvpin::serve(models).await;
-    let mut wire = kvpin.connect().await;
-    let cases = cases();
+    assert_every_kind(async || kvpin.connect().await, &recorder).await;
+}
+
+#[tokio::test]
+async fn a_secure_connection_is_used_again_as_well() {
+    let (recorder, other) = (Recorder::start(), Recorder::start());
+    let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
+    let edge = Edge::serve(models).await;
+    assert_every_kind(async || edge.h1().await, &recorder).await;
+}
+
+/// Each kind meets others before and after it.
+async fn assert_every_kind(connect: impl AsyncFn() -> Wire, recorder: &Recorder) {
+    let (cases, mut wire) = (cases(), connect().await);
     for distance in 1..4 {
-        // Each kind meets others before and after it.
         for at in 0..cases.len() {
-            wire = assert_answered(wire, &kvpin, &recorder, &cases[at * distance % cases.len()]).await;
+            wire = assert_answered(wire, &connect, recorder, &cases[at * distance % cases.len()]).await;
         }
     }
 }

@@ -99,6 +99,6 @@ async fn the_admin_page_is_not_on_the_public_listener_nor_the_other_way_round() 
         assert_eq!(kvpin.call(&Call::get(path)).await.status(), 404);
         assert_eq!(call(kvpin.admin, &Call::get(path)).await.status(), 200);
     }
-    assert_eq!(call(kvpin.admin, &Call::post("/v1/messages", r#"{"model":"m"}"#)).await.status(), 404);
+    assert_eq!(call(kvpin.admin, &Call::post("/v1/messages", r#"{"model":"m"}"#).at_localhost()).await.status(), 404);
     assert_eq!(recorder.count(), 0);
 }

@@ -16,7 +16,9 @@ FIRST_MESSAGE_WORDS = 3000
 LATER_MESSAGE_WORDS = 150
 ANSWER_TOKENS = 24
 TURNS = 4
+# For each read; pings keep a turn's reads from timing out, so it is bounded as a whole too.
 TIMEOUT_S = 90
+TURN_TIMEOUT_S = 240
 
 
 @dataclass
@@ -103,6 +105,8 @@ def _exchange(address, path, body, session, turn):
         turn.status = answer.status
         while part := answer.read1():
             turn.body += part
+            if time.monotonic() - turn.began > TURN_TIMEOUT_S:
+                raise TimeoutError(f"the turn has lasted for {TURN_TIMEOUT_S} s")
 
 
 class Load:

@@ -10,6 +10,7 @@ enum Event {
     Arrive(Request),
     LearnMore { ticket: usize, request: Request },
     Served { ticket: usize },
+    Charge { ticket: usize, cost: Cost },
     Finish { ticket: usize, outcome: Outcome },
     See { replica: usize, evidence: Evidence },
     Scrape { replica: usize, running: u32, kv_use: f64, signs: Signs },
@@ -74,6 +75,12 @@ fn signs() -> impl Strategy<Value = Signs> {
         .prop_map(|(start_s, steps, generated, is_asleep)| Signs { start_s, steps, generated, engines: 1, is_asleep })
 }
 
+fn cost() -> impl Strategy<Value = Cost> {
+    let tokens = prop_oneof![4 => 0..100_000u64, 1 => Just(u64::from(u32::MAX) + 5)];
+    (0..10_000u64, prop::option::of(tokens), prop::option::of(0..100_000u64), 0..100_000u64)
+        .prop_map(|(request_bytes, prompt, cached, completion)| Cost { request_bytes, prompt, cached, completion })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let outcome = prop_oneof![
         Just(Outcome::Completed),
@@ -86,6 +93,7 @@ fn event() -> impl Strategy<Value = Event> {
         8 => request().prop_map(Event::Arrive),
         2 => (0..40usize, request()).prop_map(|(ticket, request)| Event::LearnMore { ticket, request }),
         5 => (0..40usize).prop_map(|ticket| Event::Served { ticket }),
+        3 => (0..40usize, cost()).prop_map(|(ticket, cost)| Event::Charge { ticket, cost }),
         7 => (0..40usize, outcome).prop_map(|(ticket, outcome)| Event::Finish { ticket, outcome }),
         4 => (0..5usize, evidence()).prop_map(|(replica, evidence)| Event::See { replica, evidence }),
         2 => (0..5usize, 0..3u32, 0.0..1.0f64, signs())
@@ -113,7 +121,11 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
         Event::Finish { ticket, outcome } if *ticket < tickets.len() => {
             rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
         }
-        Event::LearnMore { .. } | Event::Served { .. } | Event::Finish { .. } => {}
+        Event::Charge { ticket, cost } if *ticket < tickets.len() => {
+            let bill = rig.balancer.charge(&tickets[*ticket], cost);
+            assert!(cost.prompt.is_none_or(|prompt| bill.cached + bill.computed == prompt), "tokens are missing");
+        }
+        Event::LearnMore { .. } | Event::Served { .. } | Event::Charge { .. } | Event::Finish { .. } => {}
         Event::See { replica, evidence } => {
             let (was, told) = (health(rig, *replica), rig.balancer.observe(id(*replica), *evidence, rig.now));
             let is = health(rig, *replica);

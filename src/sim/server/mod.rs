@@ -67,6 +67,8 @@ pub struct ReplicaOptions {
     pub time_scale: f64,
     /// Whether `/server_info` answers.
     pub dev_mode: bool,
+    /// What clients have to show where vLLM's `--api-key` guards.
+    pub api_key: Option<String>,
     /// The length of a reply that the client doesn't limit, in tokens.
     pub default_max_tokens: u32,
     /// What the model says; without it, letters without a meaning.
@@ -89,6 +91,7 @@ impl Default for ReplicaOptions {
             engine: EngineConfig::default(),
             time_scale: 1.0,
             dev_mode: false,
+            api_key: None,
             default_max_tokens: 256,
             script: None,
             idle_timeout: Duration::from_secs(5),

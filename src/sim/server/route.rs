@@ -86,6 +86,12 @@ pub fn find(method: &Method, path: &str) -> Result<Route, Miss> {
     Err(miss)
 }
 
+/// Whether vLLM's `--api-key` guards an undecoded path. It goes by how the path begins, and leaves the others open.
+pub fn is_guarded(path: &str) -> bool {
+    let path = decoded(path);
+    ["/v1", "/v2", "/inference", "/cohere"].iter().any(|guarded| path.starts_with(guarded))
+}
+
 fn decoded(path: &str) -> String {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -120,6 +126,16 @@ mod tests {
         assert_eq!(find(&Method::GET, "/v1/messages"), Err(Miss::MethodNotAllowed("POST")));
         assert_eq!(find(&Method::GET, "/health/"), Err(Miss::Moved("/health".into())));
         assert_eq!(find(&Method::GET, "/v1"), Err(Miss::NotFound));
+    }
+
+    #[test]
+    fn a_key_guards_paths_by_their_beginning() {
+        for path in ["/v1/models", "/v1", "/v1anything", "/%761/messages", "/v2/rerank"] {
+            assert!(is_guarded(path), "{path}");
+        }
+        for path in ["/health", "/metrics", "/tokenize", "/server_info", "/sim/running"] {
+            assert!(!is_guarded(path), "{path}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HOST, LOCATION, SERVER, VARY};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION, SERVER, VARY};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -50,6 +50,9 @@ pub async fn serve(site: Arc<Site>, request: Request<Incoming>) -> Result<Answer
         Ok(Route::Metrics | Route::Health | Route::Arrivals | Route::Running) => None,
         Ok(_) | Err(_) => Some(site.journal.record(&parts, Some(&body))),
     };
+    if !shows_key(&site, &parts) {
+        return Ok(whole(StatusCode::UNAUTHORIZED, JSON, r#"{"error":"Unauthorized"}"#.to_owned()));
+    }
     match (route, arrival) {
         (Ok(Route::Generate(api)), Some(arrival)) => Turn { site, api, arrival }.answer(&parts.headers, &body).await,
         (Ok(Route::Health), _) => {
@@ -60,6 +63,13 @@ pub async fn serve(site: Arc<Site>, request: Request<Incoming>) -> Result<Answer
         (Ok(route), _) => Ok(plain(&site, route, &parts, &body)),
         (Err(miss), _) => Ok(missed(miss, &parts)),
     }
+}
+
+/// Whether a request shows the key where one is asked for. vLLM takes it as a bearer token only.
+fn shows_key(site: &Site, parts: &Parts) -> bool {
+    let Some(key) = site.options.api_key.as_ref().filter(|_| route::is_guarded(parts.uri.path())) else { return true };
+    let shown = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.split_once(' '));
+    shown.is_some_and(|(scheme, shown)| scheme.eq_ignore_ascii_case("bearer") && shown == key)
 }
 
 /// A request for a generation.

@@ -47,6 +47,11 @@ impl Call {
         self
     }
 
+    /// To the admin listener, which takes orders only under an address.
+    pub fn at_localhost(self) -> Self {
+        self.header("Host", "localhost")
+    }
+
     /// Of the conversation that `id` names.
     pub fn of(self, id: &str) -> Self {
         self.header("session-id", id)
@@ -71,7 +76,10 @@ impl Call {
 
     /// The request line and the headers, with the empty line.
     pub fn head_bytes(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\nHost: kvpin.test\r\n", self.method, self.path).into_bytes();
+        let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.path).into_bytes();
+        if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            head.extend_from_slice(b"Host: kvpin.test\r\n");
+        }
         for (name, value) in &self.headers {
             head.extend_from_slice(name.as_bytes());
             head.extend_from_slice(b": ");

@@ -1,12 +1,12 @@
 //! A strict HTTP/1.1 client on a bare socket: it shows every chunk as it came, and whether a response came to its end.
 
+use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::call::Call;
 use super::within;
@@ -14,7 +14,7 @@ use super::within;
 /// One connection of a client.
 pub struct Wire {
     reader: Reader,
-    writer: OwnedWriteHalf,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
 }
 
 /// A response's head.
@@ -45,7 +45,7 @@ pub enum Piece {
 }
 
 struct Reader {
-    stream: OwnedReadHalf,
+    stream: Box<dyn AsyncRead + Send + Unpin>,
     buffer: BytesMut,
     body: Body,
 }
@@ -66,11 +66,26 @@ pub async fn call(address: SocketAddr, call: &Call) -> Reply {
 
 impl Wire {
     pub async fn connect(address: SocketAddr) -> Self {
-        let stream = within("a connection", TcpStream::connect(address)).await.expect("connects");
+        Wire::try_connect(address).await.expect("connects")
+    }
+
+    /// A connection, or why there is none.
+    pub async fn try_connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = within("a connection", TcpStream::connect(address)).await?;
         stream.set_nodelay(true).expect("sets TCP_NODELAY");
         let (reader, writer) = stream.into_split();
-        let reader = Reader { stream: reader, buffer: BytesMut::new(), body: Body::Nothing };
-        Wire { reader, writer }
+        Ok(Wire::of(reader, writer))
+    }
+
+    /// Over a connection that is secured already.
+    pub fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        Wire::of(reader, writer)
+    }
+
+    fn of(reader: impl AsyncRead + Send + Unpin + 'static, writer: impl AsyncWrite + Send + Unpin + 'static) -> Self {
+        let reader = Reader { stream: Box::new(reader), buffer: BytesMut::new(), body: Body::Nothing };
+        Wire { reader, writer: Box::new(writer) }
     }
 
     /// Sends the whole request and waits for the whole response.
@@ -79,12 +94,12 @@ impl Wire {
     }
 
     /// The connection for the next request: this one, or another if the response said that this one closes, and it has.
-    pub async fn or_anew(mut self, reply: &Reply, address: SocketAddr) -> Self {
+    pub async fn or_anew(mut self, reply: &Reply, connect: impl AsyncFnOnce() -> Wire) -> Self {
         if reply.header("connection") != Some("close") {
             return self;
         }
         assert!(self.ends().await, "nothing comes after an answer that closes");
-        Wire::connect(address).await
+        connect().await
     }
 
     /// Sends the rest of a POST and waits for the whole response.
@@ -248,6 +263,11 @@ impl Head {
             (name.to_ascii_lowercase(), value.trim().to_owned())
         });
         Head { status: status.unwrap_or_else(|| panic!("a status line, not {first:?}")), headers: headers.collect() }
+    }
+
+    /// With names in lower case.
+    pub fn of(status: u16, headers: Vec<(String, String)>) -> Self {
+        Head { status, headers }
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {

@@ -54,8 +54,13 @@ pub fn run(arguments: &[&str]) -> Output {
 
 /// Starts the binary with both of its outputs at hand. It logs all that an operator may ask for while looking for a fault.
 pub fn spawn(arguments: &[&str]) -> Child {
+    spawn_in(arguments, &[])
+}
+
+/// The same with more in its environment.
+fn spawn_in(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env("RUST_LOG", "debug").stdin(Stdio::null());
+    command.args(arguments).env("RUST_LOG", "debug").envs(environment.iter().copied()).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvpin starts")
 }
 
@@ -74,14 +79,46 @@ impl Kvpin {
 
     /// Starts with `config` and waits until it listens.
     pub async fn launch(config: &Value) -> Self {
+        Kvpin::launch_with(config, &[]).await
+    }
+
+    /// As [`Kvpin::launch`], with more files in the directory of the configuration.
+    pub async fn launch_with(config: &Value, files: &[(&str, &str)]) -> Self {
+        Kvpin::launch_in(config, files, &[]).await
+    }
+
+    /// As [`Kvpin::launch_with`], with more in its environment.
+    pub async fn launch_in(config: &Value, files: &[(&str, &str)], environment: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).expect("writes a file");
+        }
         let file = directory.path().join("kvpin.yaml");
         std::fs::write(&file, config.to_string()).expect("writes the configuration");
-        let mut child = spawn(&["run", "--config", file.to_str().expect("a path of text")]);
+        let mut child = spawn_in(&["run", "--config", file.to_str().expect("a path of text")], environment);
         let log = Log::of(child.stderr.take().expect("its stderr"));
         let address = log.address_after("listening on ").await;
         let admin = log.address_after("admin on ").await;
         Kvpin { child, directory, log, address, admin }
+    }
+
+    /// A file in the directory of the configuration, `kvpin.yaml`.
+    pub fn file(&self, name: &str) -> String {
+        self.directory.path().join(name).to_str().expect("a path of text").to_owned()
+    }
+
+    /// Writes a file there, and has the configuration read again; says whether it was applied.
+    pub async fn reload_with(&self, name: &str, text: &str) -> bool {
+        let before = self.reloads().await;
+        std::fs::write(self.file(name), text).expect("writes a file");
+        self.reloaded_since(before).await
+    }
+
+    /// Bytes of memory that the process has.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("its status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
     /// Waits until the health of every replica whose name `which` accepts is `health`.
@@ -133,10 +170,22 @@ impl Kvpin {
         self.reload_text(&config.to_string()).await
     }
 
+    /// Replaces the configuration that is read next, whoever reads it at this moment.
+    pub fn configure(&self, config: &Value) {
+        let [new, file] = ["new", "kvpin.yaml"].map(|name| self.directory.path().join(name));
+        std::fs::write(&new, config.to_string()).expect("writes the configuration");
+        std::fs::rename(&new, &file).expect("puts the configuration in its place");
+    }
+
     /// As [`Kvpin::reload`], with any text for a file.
     pub async fn reload_text(&self, text: &str) -> bool {
         let before = self.reloads().await;
         std::fs::write(self.directory.path().join("kvpin.yaml"), text).expect("writes the configuration");
+        self.reloaded_since(before).await
+    }
+
+    /// Has the configuration read again, and waits until that was done; says whether it was applied.
+    async fn reloaded_since(&self, before: (f64, f64)) -> bool {
         self.signal("HUP");
         let after = until("the reload is counted", async || {
             let after = self.reloads().await;

@@ -1,41 +1,16 @@
-//! The snapshot as Prometheus metrics: one table declares name, kind, help, labels and source of every family.
-//!
-//! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
+//! Every family that is rendered from a snapshot: name, kind, help, labels and source side by side.
 
-use prometheus::core::Collector;
-use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
+use crate::balancer::{Health, ReplicaSnapshot, Scrape, Snapshot};
+use crate::keys::KeySnapshot;
 
-use crate::balancer::{Health, Membership, ReplicaSnapshot, Scrape, Snapshot};
-
-use super::View;
-
-/// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
-struct Family<T> {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    /// The label beside those that say what the series is of; empty where there is none.
-    label: &'static str,
-    values: fn(&T) -> Vec<(&'static str, f64)>,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Counter,
-    Gauge,
-}
-
-/// The series of one family that are being filled.
-enum Series {
-    Counter(CounterVec),
-    Gauge(GaugeVec),
-}
+use super::super::View;
+use super::{Family, Kind};
 
 /// The words of [`Health::as_str`].
 const HEALTHS: [&str; 6] = ["unknown", "up", "suspect", "down", "draining", "sleeping"];
 
 /// Of the process.
-const PROCESS: &[Family<View>] = &[
+pub(super) const PROCESS: &[Family<View>] = &[
     Family {
         name: "kvpin_build_info",
         kind: Kind::Gauge,
@@ -60,7 +35,7 @@ const PROCESS: &[Family<View>] = &[
 ];
 
 /// Labels: model.
-const MODEL: &[Family<Snapshot>] = &[
+pub(super) const MODEL: &[Family<Snapshot>] = &[
     Family {
         name: "kvpin_refused_turns_total",
         kind: Kind::Counter,
@@ -84,8 +59,26 @@ const MODEL: &[Family<Snapshot>] = &[
     },
 ];
 
+/// Label: key, the name of an API key, of which the keys file has so many.
+pub(super) const KEY: &[Family<KeySnapshot>] = &[
+    Family {
+        name: "kvpin_key_requests_total",
+        kind: Kind::Counter,
+        help: "Requests with the API key, by whether they were passed on, forbidden, over a limit of the key or refused otherwise.",
+        label: "outcome",
+        values: |key| key.requests.iter().map(|(verdict, count)| (verdict.as_str(), *count as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_key_in_flight_requests",
+        kind: Kind::Gauge,
+        help: "Requests with the API key that are being handled.",
+        label: "",
+        values: |key| one(f64::from(key.in_flight)),
+    },
+];
+
 /// Labels: model, replica.
-const REPLICA: &[Family<ReplicaSnapshot>] = &[
+pub(super) const REPLICA: &[Family<ReplicaSnapshot>] = &[
     Family {
         name: "kvpin_replica_up",
         kind: Kind::Gauge,
@@ -237,83 +230,63 @@ const REPLICA: &[Family<ReplicaSnapshot>] = &[
         label: "",
         values: |replica| of_engine(replica, |scrape| scrape.prefix_hits_tokens as f64),
     },
+    Family {
+        name: "kvpin_prompt_tokens_total",
+        kind: Kind::Counter,
+        help: "Prompt tokens of the turns that the replica served: found in its cache or computed, by the engine's count; or \
+               estimated, where the engine didn't count.",
+        label: "source",
+        values: |replica| {
+            let ledger = &replica.ledger;
+            [("cached", ledger.cached), ("computed", ledger.computed), ("estimated", ledger.estimated)]
+                .map(|(source, tokens)| (source, tokens as f64))
+                .to_vec()
+        },
+    },
+    Family {
+        name: "kvpin_completion_tokens_total",
+        kind: Kind::Counter,
+        help: "Tokens that were generated for the turns that the replica served.",
+        label: "",
+        values: |replica| one(replica.ledger.completion as f64),
+    },
+    Family {
+        name: "kvpin_booked_turns_total",
+        kind: Kind::Counter,
+        help: "Turns whose cost was booked: whole if the engine told it, untold if it didn't say what it found in its cache, \
+               unmeasured if it said nothing.",
+        label: "measure",
+        values: |replica| {
+            let ledger = &replica.ledger;
+            let whole = ledger.measured_turns - ledger.untold_turns;
+            [("whole", whole), ("untold", ledger.untold_turns), ("unmeasured", ledger.unmeasured_turns)]
+                .map(|(measure, turns)| (measure, turns as f64))
+                .to_vec()
+        },
+    },
+    Family {
+        name: "kvpin_cold_turns_total",
+        kind: Kind::Counter,
+        help: "Turns that found less in the cache than their conversation had left there, by why.",
+        label: "reason",
+        values: |replica| replica.ledger.cold().map(|(reason, line)| (reason.as_str(), line.turns as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_cold_tokens_total",
+        kind: Kind::Counter,
+        help: "Prompt tokens of those turns that had to be computed again.",
+        label: "reason",
+        values: |replica| replica.ledger.cold().map(|(reason, line)| (reason.as_str(), line.tokens as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_working_set_tokens",
+        kind: Kind::Gauge,
+        help: "Tokens of the active conversations pinned to the replica, as far as they were measured; to be held against \
+               kvpin_engine_kv_capacity_tokens.",
+        label: "",
+        values: |replica| one(replica.held.active_tokens as f64),
+    },
 ];
-
-/// The page for Prometheus: the view's families, then those of `counted`.
-pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
-    let registry = Registry::new();
-    for family in PROCESS {
-        let series = family.register(&registry, &[])?;
-        family.fill(&series, view, &[]);
-    }
-    for family in MODEL {
-        let series = family.register(&registry, &["model"])?;
-        for (model, snapshot) in &view.models {
-            family.fill(&series, snapshot, &[&model.name]);
-        }
-    }
-    let models: Vec<_> =
-        view.models.iter().map(|(model, snapshot)| (model, one_of_each_name(&snapshot.replicas))).collect();
-    for family in REPLICA {
-        let series = family.register(&registry, &["model", "replica"])?;
-        for (model, replicas) in &models {
-            for replica in replicas {
-                family.fill(&series, replica, &[&model.name, &replica.spec.name]);
-            }
-        }
-    }
-    let mut page = Vec::new();
-    TextEncoder::new().encode(&registry.gather(), &mut page)?;
-    TextEncoder::new().encode(&counted.gather(), &mut page)?;
-    Ok(page)
-}
-
-impl<T> Family<T> {
-    fn register(&self, registry: &Registry, of: &[&str]) -> prometheus::Result<Series> {
-        let mut labels = of.to_vec();
-        labels.extend(self.has_label().then_some(self.label));
-        let opts = Opts::new(self.name, self.help);
-        Ok(match self.kind {
-            Kind::Counter => Series::Counter(registered(registry, CounterVec::new(opts, &labels)?)?),
-            Kind::Gauge => Series::Gauge(registered(registry, GaugeVec::new(opts, &labels)?)?),
-        })
-    }
-
-    fn fill(&self, series: &Series, source: &T, of: &[&str]) {
-        for (label, value) in (self.values)(source) {
-            let mut labels = of.to_vec();
-            labels.extend(self.has_label().then_some(label));
-            match series {
-                Series::Counter(counters) => counters.with_label_values(&labels).inc_by(value),
-                Series::Gauge(gauges) => gauges.with_label_values(&labels).set(value),
-            }
-        }
-    }
-
-    fn has_label(&self) -> bool {
-        !self.label.is_empty()
-    }
-}
-
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> prometheus::Result<C> {
-    registry.register(Box::new(collector.clone()))?;
-    Ok(collector)
-}
-
-/// Replicas by name, one of each. A reload may retire a replica and give its name to another engine; while turns still run
-/// on the old one, the two would be the same series. The configured one's figures stand for both, with all turns in
-/// flight.
-fn one_of_each_name(replicas: &[ReplicaSnapshot]) -> Vec<ReplicaSnapshot> {
-    let mut by_name: Vec<ReplicaSnapshot> = Vec::new();
-    let configured_first = |wanted| replicas.iter().filter(move |replica| replica.membership == wanted);
-    for replica in configured_first(Membership::Configured).chain(configured_first(Membership::Retired)) {
-        match by_name.iter_mut().find(|known| known.spec.name == replica.spec.name) {
-            Some(known) => known.in_flight += replica.in_flight,
-            None => by_name.push(replica.clone()),
-        }
-    }
-    by_name
-}
 
 fn decisions(replica: &ReplicaSnapshot) -> [(&'static str, f64); 6] {
     let counters = &replica.counters;
