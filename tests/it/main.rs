@@ -20,6 +20,7 @@ mod keep_alive;
 mod keys;
 mod metrics;
 mod models;
+mod page;
 mod pins;
 mod ranks;
 mod reload;

@@ -1,4 +1,4 @@
-//! The snapshot as Prometheus metrics, rendered from the tables in [`families`].
+//! The snapshot as Prometheus metrics, rendered from the tables in `families`.
 //!
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
