@@ -3,7 +3,9 @@
 //! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
 //! the same manner in [`crate::admin`].
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// Handles for counting, and the registry they stand in.
 #[derive(Clone)]
@@ -15,6 +17,17 @@ pub struct Metrics {
     pub refused: IntCounterVec,
     /// Label: outcome (applied, refused).
     pub reloads: IntCounterVec,
+    /// 1 or 0.
+    pub last_reload_success: IntGauge,
+    /// Seconds since the Unix epoch.
+    pub last_reload_success_at: Gauge,
+    /// Label: outcome (done, failed).
+    pub upgrades: IntCounterVec,
+    /// Label: outcome (written, failed).
+    pub state_writes: IntCounterVec,
+    pub state_bytes: IntGauge,
+    /// Seconds since the Unix epoch.
+    pub state_written_at: Gauge,
     /// Turns that were tried again, on another replica or on a fresh connection. Label: reason.
     pub retries: IntCounterVec,
     /// Pings sent to clients because their stream was silent.
@@ -55,6 +68,27 @@ impl Metrics {
                 Opts::new("kvpin_reloads_total", "Reloads of the configuration, by outcome."),
                 &["outcome"],
             )?,
+            last_reload_success: IntGauge::new(
+                "kvpin_last_reload_success",
+                "1 if the newest reload was applied, or there was none, 0 if it was refused.",
+            )?,
+            last_reload_success_at: Gauge::new(
+                "kvpin_last_reload_success_timestamp_seconds",
+                "When the configuration that runs was read, since the Unix epoch.",
+            )?,
+            upgrades: IntCounterVec::new(
+                Opts::new("kvpin_upgrades_total", "Tries to put another process in the place of this one, by outcome."),
+                &["outcome"],
+            )?,
+            state_writes: IntCounterVec::new(
+                Opts::new("kvpin_state_writes_total", "Writes of the state file, by outcome."),
+                &["outcome"],
+            )?,
+            state_bytes: IntGauge::new("kvpin_state_bytes", "Size of the state file as it was written last.")?,
+            state_written_at: Gauge::new(
+                "kvpin_state_written_timestamp_seconds",
+                "When the state file was written last, since the Unix epoch; 0 where it was not.",
+            )?,
             retries: IntCounterVec::new(
                 Opts::new(
                     "kvpin_retried_turns_total",
@@ -92,6 +126,12 @@ impl Metrics {
         self.registry.register(Box::new(self.time_to_first_byte.clone()))?;
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
+        self.registry.register(Box::new(self.last_reload_success.clone()))?;
+        self.registry.register(Box::new(self.last_reload_success_at.clone()))?;
+        self.registry.register(Box::new(self.upgrades.clone()))?;
+        self.registry.register(Box::new(self.state_writes.clone()))?;
+        self.registry.register(Box::new(self.state_bytes.clone()))?;
+        self.registry.register(Box::new(self.state_written_at.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
         self.registry.register(Box::new(self.pings.clone()))?;
         self.registry.register(Box::new(self.tls_handshakes.clone()))?;

@@ -3,42 +3,54 @@
 //! The proxy has a runtime of its own with a thread a core. Everything else, the admin listener above all, runs on
 //! another one, so that metrics and probes answer while the proxy's threads are busy.
 
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::IntoRawFd;
-use std::path::Path;
+mod handover;
+mod keeper;
+mod life;
+mod reload;
+mod sockets;
+mod transfer;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use log::{info, warn};
+use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
 use pingora::listeners::{L4BufferSettings, ListenerConfig, TcpSocketOptions};
 use pingora::proxy::http_proxy;
 use pingora::server::configuration::ServerConf;
-use pingora::server::{Fds, ListenFds};
 use pingora::services::Service as _;
 use pingora::services::listening::Service;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::admin::Proxied;
 use crate::admin::history::History;
+use crate::admin::{Lately, Proxied};
 use crate::config::Config;
 use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
-use crate::dispatch::{EventKind, Reloaded, Routing};
+use crate::dispatch::Routing;
 use crate::metrics::Metrics;
 use crate::proxy::connection::Listener;
-use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::proxy::{Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE};
 use crate::tls::ListenerTls;
 use crate::{admin, proxy, replica};
 
-/// How often a drain looks whether the last request has ended.
+pub use life::{Life, Start};
+use sockets::Sockets;
+
+/// How often a drain looks whether the last connection has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
-/// How many looks in a row have to find no request.
+/// How many looks in a row have to find none: one that has just been accepted is not counted yet.
 const QUIET_POLLS: u32 = 3;
+
+/// The same where another process serves. There is time for a client that was accepted to finish its TLS handshake.
+const QUIET_POLLS_UNHURRIED: u32 = 50;
+
+/// Upgrades that are asked for at the same time.
+const ASKS_MAX: usize = 8;
 
 /// A kvpin that serves.
 pub struct Server {
@@ -46,10 +58,29 @@ pub struct Server {
     /// Where it listens, with the ports that the kernel chose.
     pub listen: Vec<SocketAddr>,
     pub admin: Option<SocketAddr>,
+    /// As long as this process may accept connections.
+    sockets: Mutex<Option<Sockets>>,
+    /// Tells the services that accept at this time to accept no more.
+    accepting: Mutex<Option<watch::Sender<bool>>>,
     open: OpenRequests,
-    shutdown: watch::Sender<bool>,
+    departure: Arc<Departure>,
+    history: Arc<History>,
+    lately: Arc<Lately>,
+    upgrades: Asks,
+    upgrades_asked: Mutex<Option<mpsc::Receiver<AskUpgrade>>>,
+    /// Ends the watch over the replicas when it is dropped.
+    _watching: watch::Sender<bool>,
     /// Dropped without waiting: what is to be waited for has ended by then.
-    runtimes: Option<[Runtime; 2]>,
+    runtimes: Option<Runtimes>,
+}
+
+/// Answered with the process that serves from then on, or why none does but this one.
+type AskUpgrade = oneshot::Sender<Result<u32, String>>;
+type Asks = mpsc::Sender<AskUpgrade>;
+
+struct Runtimes {
+    serving: Runtime,
+    control: Runtime,
 }
 
 /// How a shutdown went.
@@ -62,110 +93,170 @@ pub enum Drained {
 }
 
 impl Server {
-    /// Binds the listeners and begins to serve.
+    /// Binds the listeners and begins to serve, with nothing known from before.
     ///
     /// # Errors
     /// When an address can't be bound, or the system gives no thread or entropy.
     pub fn start(config: Config) -> anyhow::Result<Server> {
-        let mut secret = [0; 16];
-        getrandom::fill(&mut secret).context("no entropy for the key that hashes session ids")?;
-        let fds: ListenFds = Arc::new(Mutex::new(Fds::new()));
-        let listen =
-            config.listen.iter().map(|listener| bind(listener.address, &fds)).collect::<anyhow::Result<Vec<_>>>()?;
-        let admin = config.admin.map(|address| bind(address, &fds)).transpose()?;
-        let routing = Arc::new(Routing::new(config, KeySecret::new(secret), Metrics::new()?));
-        show_certificates(&routing, &listen);
-        let (shutdown, on_shutdown) = watch::channel(false);
-        let open = OpenRequests::default();
+        let sockets = Sockets::open(&config, Vec::new())?;
+        let server = Server::prepare(config, sockets, new_secret()?)?;
+        server.accept()?;
+        Ok(server)
+    }
 
+    /// Everything but accepting connections: the replicas are looked at from here on.
+    fn prepare(config: Config, sockets: Sockets, secret: KeySecret) -> anyhow::Result<Server> {
+        let routing = Arc::new(Routing::new(config, secret, Metrics::new()?));
         let threads = available_parallelism().map_or(1, |count| count.get());
-        let serving = runtime("kvpin-proxy", threads)?;
-        for mut service in proxy_services(&routing, &open, &listen) {
-            let (proxy_fds, proxy_shutdown) = (Arc::clone(&fds), on_shutdown.clone());
-            serving.spawn(async move { service.start_service(Some(proxy_fds), proxy_shutdown, 1).await });
-        }
-
-        let control = runtime("kvpin-admin", 1)?;
-        if let Some(address) = admin {
-            let history = Arc::new(History::default());
-            let mut page =
-                admin::service(Arc::clone(&routing), address, proxied(&routing, &open), Arc::clone(&history));
-            control.spawn(history.keep(Arc::clone(&routing), on_shutdown.clone()));
-            let admin_shutdown = on_shutdown.clone();
-            control.spawn(async move { page.start_service(Some(fds), admin_shutdown, 1).await });
-        }
-        control.spawn(replica::watch(Arc::clone(&routing), on_shutdown));
-        Ok(Server { routing, listen, admin, open, shutdown, runtimes: Some([serving, control]) })
-    }
-
-    /// Reads the configuration again and serves by it; on any error nothing changes.
-    pub fn reload(&self, path: &Path) {
-        let outcome = match Config::load(path) {
-            Err(error) => {
-                warn!("reload refused, nothing has changed: {}: {error}", path.display());
-                "refused"
-            }
-            Ok(config) => self.apply(config),
+        let runtimes = Runtimes { serving: runtime("kvpin-proxy", threads)?, control: runtime("kvpin-admin", 1)? };
+        let (watching, on_end) = watch::channel(false);
+        runtimes.control.spawn(replica::watch(Arc::clone(&routing), on_end.clone()));
+        let history = Arc::new(History::default());
+        runtimes.control.spawn(Arc::clone(&history).keep(Arc::clone(&routing), on_end));
+        let (upgrades, upgrades_asked) = mpsc::channel(ASKS_MAX);
+        let server = Server {
+            listen: sockets.listen.iter().map(|socket| socket.address).collect(),
+            admin: sockets.admin.as_ref().map(|socket| socket.address),
+            routing,
+            sockets: Mutex::new(Some(sockets)),
+            accepting: Mutex::default(),
+            open: OpenRequests::default(),
+            departure: Arc::default(),
+            history,
+            lately: Arc::default(),
+            upgrades,
+            upgrades_asked: Mutex::new(Some(upgrades_asked)),
+            _watching: watching,
+            runtimes: Some(runtimes),
         };
-        self.routing.metrics.reloads.with_label_values(&[outcome]).inc();
+        server.show_certificates();
+        Ok(server)
     }
 
-    /// Takes no new connections, lets open requests end for at most `grace`, and says whether they did.
-    pub async fn drain(&self, grace: Duration) -> Drained {
-        // Only an error if nobody listens to it any more, and then there is nothing to stop.
-        self.shutdown.send_replace(true);
+    /// Begins to accept connections, or does so again.
+    fn accept(&self) -> anyhow::Result<()> {
+        let (Some(sockets), Some(runtimes)) = (&*self.sockets.lock(), &self.runtimes) else {
+            bail!("the listening sockets are closed");
+        };
+        let table = sockets.duplicates()?;
+        let (accepting, on_stop) = watch::channel(false);
+        self.departure.set(Leaving::No);
+        for mut service in self.proxy_services() {
+            let (table, on_stop) = (Arc::clone(&table), on_stop.clone());
+            runtimes.serving.spawn(async move { service.start_service(Some(table), on_stop, 1).await });
+        }
+        if let Some(address) = self.admin {
+            let mut page =
+                admin::service(Arc::clone(&self.routing), address, self.proxied(), Arc::clone(&self.history));
+            runtimes.control.spawn(async move { page.start_service(Some(table), on_stop, 1).await });
+        }
+        *self.accepting.lock() = Some(accepting);
+        Ok(())
+    }
+
+    /// Takes no new connections, lets open requests end for at most `grace`, and says whether they did. Called while that
+    /// goes on, it makes a drain that nothing hurries one that is to end soon.
+    async fn drain(&self, leaving: Leaving, grace: Duration) -> Drained {
+        self.departure.set(leaving);
+        if let Some(accepting) = self.accepting.lock().take() {
+            // Only an error if nobody listens to it any more, and then there is nothing to stop.
+            accepting.send_replace(true);
+        }
+        let quiet_polls = match leaving {
+            Leaving::Unhurried => QUIET_POLLS_UNHURRIED,
+            Leaving::No | Leaving::Soon => QUIET_POLLS,
+        };
         let ended = async {
-            // More than once: a request that has just arrived is not open yet.
             let mut quiet = 0;
-            while quiet < QUIET_POLLS {
+            while quiet < quiet_polls {
                 tokio::time::sleep(DRAIN_POLL).await;
-                quiet = if self.open.is_quiet() { quiet + 1 } else { 0 };
+                let is_quiet = self.open.is_quiet() && self.departure.connections() == 0;
+                quiet = if is_quiet { quiet + 1 } else { 0 };
             }
         };
         match tokio::time::timeout(grace, ended).await {
             Ok(()) => Drained::Whole,
+            Err(_) if self.open.count() == 0 => Drained::Whole,
             Err(_) => Drained::Cut { open: self.open.count() },
         }
     }
 
-    fn apply(&self, config: Config) -> &'static str {
-        let known = self.routing.table().config.warnings();
-        let warnings = config.warnings();
-        match self.routing.reload(config) {
-            Reloaded::NeedsRestart(keys) => {
-                warn!("reload refused, nothing has changed: {} can only change with a restart", keys.join(", "));
-                "refused"
+    /// Closes the listening sockets for good, as soon as nothing accepts on them any more.
+    fn close(&self) {
+        *self.sockets.lock() = None;
+    }
+
+    /// A service for each listener, so that each knows which one it is.
+    fn proxy_services(&self) -> Vec<Service<Listener>> {
+        // Pingora's own way to the replicas isn't used, but made.
+        let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
+        let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
+        let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
+        let listener = |(at, address): (usize, &SocketAddr)| {
+            let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(&self.routing), self.open.clone());
+            let departure = Arc::clone(&self.departure);
+            let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, departure, at });
+            let mut socket = TcpSocketOptions::default();
+            socket.tcp_keepalive = Some(TCP_KEEPALIVE);
+            let listener = ListenerConfig::tcp(address.to_string())
+                .tcp_socket_options(socket)
+                // Pingora flushes a response with a length only when its write buffer is full; without one, at once.
+                .l4_buffer(L4BufferSettings::default().write(0));
+            service.add_listener(listener);
+            service
+        };
+        self.listen.iter().enumerate().map(listener).collect()
+    }
+
+    /// Has the metrics say when the certificates of the current table run out. Of several for one host, the one that does
+    /// first.
+    fn show_certificates(&self) {
+        let expiry = &self.routing.metrics.certificates_expire;
+        expiry.reset();
+        for (address, listener) in self.listen.iter().zip(&self.routing.table().config.listen) {
+            for certificate in listener.tls.iter().flat_map(ListenerTls::certificates) {
+                let host = certificate.names().first().map_or("-", String::as_str);
+                let gauge = expiry.with_label_values(&[address.to_string().as_str(), host]);
+                let known = Some(gauge.get()).filter(|known| *known != 0);
+                gauge.set(certificate.expires_s().min(known.unwrap_or(i64::MAX)));
             }
-            Reloaded::Applied(changes) => {
-                show_certificates(&self.routing, &self.listen);
-                for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
-                    warn!("{warning}");
-                }
-                let changes = if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") };
-                info!("reloaded: {changes}");
-                self.routing.events.add(EventKind::Reload, "", "", format!("reloaded: {changes}"));
-                "applied"
-            }
+        }
+    }
+
+    /// What the admin listener may know of the proxy and do with the process.
+    fn proxied(&self) -> Proxied {
+        let (routing, open, upgrades) = (Arc::clone(&self.routing), self.open.clone(), self.upgrades.clone());
+        Proxied {
+            count_open: Box::new(move || open.count()),
+            explain: Box::new(move |raw| {
+                let explanation = proxy::explain(&routing, raw).map_err(|error| error.to_string())?;
+                serde_json::to_string(&explanation).map_err(|error| error.to_string())
+            }),
+            lately: Arc::clone(&self.lately),
+            upgrade: Box::new(move || {
+                let upgrades = upgrades.clone();
+                Box::pin(async move { ask(&upgrades).await })
+            }),
         }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shutdown.send_replace(true);
-        for runtime in self.runtimes.take().into_iter().flatten() {
-            runtime.shutdown_background();
+        if let Some(accepting) = self.accepting.lock().take() {
+            accepting.send_replace(true);
+        }
+        if let Some(Runtimes { serving, control }) = self.runtimes.take() {
+            serving.shutdown_background();
+            control.shutdown_background();
         }
     }
 }
 
-/// Binds an address here rather than in Pingora, which panics where it can't, and can't say which port it got.
-fn bind(address: SocketAddr, fds: &ListenFds) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).with_context(|| format!("can't listen on {address}"))?;
-    listener.set_nonblocking(true)?;
-    let bound = listener.local_addr()?;
-    fds.lock().add(bound.to_string(), listener.into_raw_fd());
-    Ok(bound)
+fn new_secret() -> anyhow::Result<KeySecret> {
+    let mut secret = [0; 16];
+    getrandom::fill(&mut secret).context("no entropy for the key that hashes session ids")?;
+    Ok(KeySecret::new(secret))
 }
 
 fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
@@ -177,48 +268,10 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
         .context("can't start the runtime")
 }
 
-/// Has the metrics say when the certificates of the current table run out. Of several for one host, the one that does first.
-fn show_certificates(routing: &Routing, listen: &[SocketAddr]) {
-    let expiry = &routing.metrics.certificates_expire;
-    expiry.reset();
-    for (address, listener) in listen.iter().zip(&routing.table().config.listen) {
-        for certificate in listener.tls.iter().flat_map(ListenerTls::certificates) {
-            let host = certificate.names().first().map_or("-", String::as_str);
-            let gauge = expiry.with_label_values(&[address.to_string().as_str(), host]);
-            let known = Some(gauge.get()).filter(|known| *known != 0);
-            gauge.set(certificate.expires_s().min(known.unwrap_or(i64::MAX)));
-        }
-    }
-}
-
-/// What the admin listener may know of the proxy.
-fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
-    let (routing, open) = (Arc::clone(routing), open.clone());
-    Proxied {
-        count_open: Box::new(move || open.count()),
-        explain: Box::new(move |raw| {
-            let explanation = proxy::explain(&routing, raw).map_err(|error| error.to_string())?;
-            serde_json::to_string(&explanation).map_err(|error| error.to_string())
-        }),
-    }
-}
-
-/// A service for each listener, so that each knows which one it is.
-fn proxy_services(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Vec<Service<Listener>> {
-    // Pingora's own way to the replicas isn't used, but made.
-    let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
-    let proxy = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(Arc::clone(routing), open.clone())));
-    let listener = |(at, address): (usize, &SocketAddr)| {
-        let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(routing), open.clone());
-        let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, at });
-        let mut socket = TcpSocketOptions::default();
-        socket.tcp_keepalive = Some(TCP_KEEPALIVE);
-        let listener = ListenerConfig::tcp(address.to_string())
-            .tcp_socket_options(socket)
-            // Pingora flushes a response with a length only when its write buffer is full; without one, at once.
-            .l4_buffer(L4BufferSettings::default().write(0));
-        service.add_listener(listener);
-        service
-    };
-    listen.iter().enumerate().map(listener).collect()
+/// Asks for an upgrade, and waits for what comes of it.
+async fn ask(upgrades: &Asks) -> Result<u32, String> {
+    const NOBODY: &str = "nobody upgrades this kvpin: it is a part of another program, or about to end";
+    let (reply, replied) = oneshot::channel();
+    upgrades.try_send(reply).map_err(|_| NOBODY.to_owned())?;
+    replied.await.unwrap_or_else(|_| Err(NOBODY.to_owned()))
 }

@@ -7,9 +7,11 @@
 mod access;
 mod answer;
 pub mod books;
+pub mod check;
 pub mod conversations;
 pub mod drain;
 pub mod history;
+pub mod lately;
 pub mod live;
 pub mod metrics;
 mod page;
@@ -18,6 +20,7 @@ pub mod status;
 mod tests;
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -37,7 +40,10 @@ use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
 use crate::keys::{KeyRing, KeySnapshot};
 
+pub use lately::Lately;
 pub use status::Status;
+
+use lately::{ReloadStatus, UpgradeStatus};
 
 use answer::{Answer, JSON};
 use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
@@ -48,11 +54,16 @@ use page::Page;
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
 
-/// What the admin listener knows of the proxy: the edges don't know each other, so the server hands it over.
+/// Puts another process in the place of this one. Gives its process id, or says why it came to nothing.
+pub type Upgrade = dyn Fn() -> Pin<Box<dyn Future<Output = Result<u32, String>> + Send>> + Send + Sync;
+
+/// What the admin listener knows of the proxy and the process: the edges don't know each other, so the server hands it over.
 pub struct Proxied {
     /// Counts the requests that the proxy is handling at this moment.
     pub count_open: Box<dyn Fn() -> usize + Send + Sync>,
     pub explain: Box<Explain>,
+    pub lately: Arc<Lately>,
+    pub upgrade: Box<Upgrade>,
 }
 
 /// The admin listener's application.
@@ -62,6 +73,8 @@ pub struct Admin {
     history: Arc<History>,
     live: Live,
     page: Page,
+    /// Held while a configuration is compared.
+    checking: tokio::sync::Mutex<()>,
 }
 
 /// What every page is made from.
@@ -69,6 +82,8 @@ pub struct View {
     pub uptime: Duration,
     /// Requests that the proxy is handling, waiting ones and side calls included.
     pub open_requests: usize,
+    pub last_reload: Option<ReloadStatus>,
+    pub last_failed_upgrade: Option<UpgradeStatus>,
     /// In the order of the configuration.
     pub models: Vec<(Arc<Model>, Snapshot)>,
     /// In the order of the keys file; empty where there is none.
@@ -78,6 +93,10 @@ pub struct View {
 const EXPLAIN: &str = "/api/v1/explain";
 pub const DRAIN: &str = "/api/v1/drain";
 pub const UNDRAIN: &str = "/api/v1/undrain";
+pub const CHECK: &str = "/api/v1/check";
+pub const UPGRADE: &str = "/api/v1/upgrade";
+/// The most bytes of an order that says nothing but that it is one.
+const EMPTY_ORDER_BYTES_MAX: usize = 64;
 /// The most bytes of an order to drain: two names, of at most 256 and 128 bytes, in JSON.
 const ORDER_BYTES_MAX: usize = 4_096;
 /// How long a connection may be idle between two requests.
@@ -101,6 +120,8 @@ const CONTENTS: &str = concat!(
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
      /api/v1/undrain        the same the other way round\n\
+     /api/v1/check          what a reload would do with a configuration: POST {\"path\": FILE, \"text\": YAML}; or use kvpin check --against running\n\
+     /api/v1/upgrade        POST {}: a new process takes over; or use kvpin upgrade\n\
      /health                200 as long as the process lives\n"
 );
 
@@ -138,7 +159,14 @@ impl HttpServerApp for Admin {
 
 impl Admin {
     fn new(routing: Arc<Routing>, proxied: Proxied, history: Arc<History>) -> Self {
-        Admin { routing, proxied, history, live: Live::new(), page: Page::new() }
+        Admin {
+            routing,
+            proxied,
+            history,
+            live: Live::new(),
+            page: Page::new(),
+            checking: tokio::sync::Mutex::default(),
+        }
     }
 
     async fn serve(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<()> {
@@ -152,6 +180,8 @@ impl Admin {
             (&Method::POST, EXPLAIN) => self.explain(session).await,
             (&Method::POST, DRAIN) => self.order(session, Order::Drain).await,
             (&Method::POST, UNDRAIN) => self.order(session, Order::Undrain).await,
+            (&Method::POST, CHECK) => self.check(session).await,
+            (&Method::POST, UPGRADE) => self.upgrade(session).await,
             (&Method::GET, LIVE) => match self.live.seat() {
                 Ok(_seat) => return self.live(session, shutdown).await,
                 Err(answer) => answer,
@@ -190,6 +220,8 @@ impl Admin {
             path if page::has(path) => |admin, head| admin.page.answer(head),
             EXPLAIN => return Answer::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Answer::wrong_method("POST", "POST a model and a replica"),
+            CHECK => return Answer::wrong_method("POST", "POST the text of a configuration as application/json"),
+            UPGRADE => return Answer::wrong_method("POST", "POST {} as application/json"),
             _ => return Answer::not_found(),
         };
         if head.method != Method::GET && head.method != Method::HEAD {
@@ -211,21 +243,41 @@ impl Admin {
         }
     }
 
-    /// Drains the replica that the body names, or lets it serve again. Only JSON that says that it is JSON is taken: a page in
-    /// an operator's browser can't send such a request to another origin without asking first.
+    /// Drains the replica that the body names, or lets it serve again.
     async fn order(&self, session: &mut ServerSession, order: Order) -> Answer {
-        let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        if !content_type.is_some_and(|value| value.starts_with(JSON)) {
-            session.set_keepalive(None);
-            return Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json");
-        }
-        let body = match read(session, ORDER_BYTES_MAX).await {
+        let body = match read_json(session, ORDER_BYTES_MAX).await {
             Ok(body) => body,
             Err(answer) => return answer,
         };
         match drain::order(&self.routing.table(), order, &body) {
             Ok(answer) => Answer::json(&answer),
             Err(refused) => Answer::error(refused.status, &refused.message),
+        }
+    }
+
+    /// Says what a reload with the configuration in the body would do. One at a time: the files that it names may be slow.
+    async fn check(&self, session: &mut ServerSession) -> Answer {
+        let request = match read_json(session, check::REQUEST_BYTES_MAX).await {
+            Ok(request) => request,
+            Err(answer) => return answer,
+        };
+        let Ok(_turn) = self.checking.try_lock() else {
+            return Answer::error(StatusCode::CONFLICT, "another check goes on");
+        };
+        match check::check(self.routing.table(), &request).await {
+            Ok(answer) => Answer::json(&answer),
+            Err(reason) => Answer::error(StatusCode::BAD_REQUEST, &reason),
+        }
+    }
+
+    /// Has a new process take over, and answers when it has.
+    async fn upgrade(&self, session: &mut ServerSession) -> Answer {
+        if let Err(answer) = read_json(session, EMPTY_ORDER_BYTES_MAX).await {
+            return answer;
+        }
+        match (self.proxied.upgrade)().await {
+            Ok(pid) => Answer::json(&json!({ "pid": pid })),
+            Err(reason) => Answer::error(StatusCode::CONFLICT, &reason),
         }
     }
 
@@ -272,13 +324,27 @@ impl Admin {
             let snapshot = model.dispatcher.with(|balancer, now| balancer.snapshot(now));
             (Arc::clone(model), snapshot)
         });
+        let lately = &self.proxied.lately;
         View {
             uptime: self.routing.uptime(),
             open_requests: (self.proxied.count_open)(),
+            last_reload: lately.reload.lock().clone(),
+            last_failed_upgrade: lately.upgrade.lock().clone(),
             models: models.collect(),
             keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
         }
     }
+}
+
+/// The whole body of an order. Only JSON that says that it is JSON is taken: a page in an operator's browser can't send such
+/// a request to another origin without asking first.
+async fn read_json(session: &mut ServerSession, bytes_max: usize) -> std::result::Result<Vec<u8>, Answer> {
+    let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if !content_type.is_some_and(|value| value.starts_with(JSON)) {
+        session.set_keepalive(None);
+        return Err(Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json"));
+    }
+    read(session, bytes_max).await
 }
 
 /// The whole body of a request.

@@ -14,6 +14,7 @@ use crate::keys::KeySnapshot;
 
 use super::View;
 use super::books::{Books, FirstByte, WorkingSet};
+use super::lately::{ReloadStatus, UpgradeStatus};
 
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,9 +42,16 @@ pub struct KeyStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     pub version: String,
+    /// 0: a kvpin that doesn't say.
+    #[serde(default)]
+    pub pid: u32,
     pub uptime_s: f64,
     /// Requests that are being handled at this moment, whatever they are for.
     pub open_requests: usize,
+    /// `null` until there was one.
+    pub last_reload: Option<ReloadStatus>,
+    /// The newest try to put another process in the place of this one; `null` until one came to nothing.
+    pub last_failed_upgrade: Option<UpgradeStatus>,
 }
 
 /// A model. Counts are since it was first configured, without replicas that are gone.
@@ -200,8 +208,11 @@ impl Status {
         Status {
             kvpin: Process {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
                 uptime_s: seconds(view.uptime),
                 open_requests: view.open_requests,
+                last_reload: view.last_reload.clone(),
+                last_failed_upgrade: view.last_failed_upgrade.clone(),
             },
             models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot)).collect(),
             keys: view.keys.iter().map(KeyStatus::of).collect(),

@@ -124,6 +124,8 @@ fn view() -> View {
         keys: keys(),
         uptime: Duration::from_millis(8_500),
         open_requests: 1,
+        last_reload: None,
+        last_failed_upgrade: None,
         models: vec![(model("big"), ranked().snapshot(at(8))), (model("small"), down().snapshot(at(8)))],
     }
 }
@@ -282,7 +284,12 @@ fn admin() -> Arc<Admin> {
     let yaml = "listen: [127.0.0.1:0]\nmodels:\n  tiny:\n    replicas:\n      - url: http://127.0.0.1:9\n";
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
-    let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
+    let proxied = Proxied {
+        count_open: Box::new(|| 7),
+        explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))),
+        lately: Arc::default(),
+        upgrade: Box::new(|| Box::pin(async { Err("not today".to_owned()) })),
+    };
     Arc::new(Admin::new(Arc::new(routing), proxied, Arc::default()))
 }
 
@@ -357,6 +364,48 @@ async fn a_raw_request_is_handed_over_to_be_explained() {
     assert!(head.starts_with("http/1.1 400") && body.contains("4 bytes"), "{head} {body}");
     let (head, _) = get("/api/v1/explain").await;
     assert!(head.starts_with("http/1.1 405") && head.contains("allow: post\r\n"), "{head}");
+}
+
+async fn post(path: &str, content_type: &str, body: &str) -> (String, serde_json::Value) {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-type: {content_type}\r\n");
+    let request = format!("{head}content-length: {length}\r\n\r\n{body}");
+    let (head, body) = ask(&mut connect().await, &request).await;
+    (head, serde_json::from_str(&body).unwrap())
+}
+
+#[tokio::test]
+async fn a_text_is_compared_with_what_runs_and_nothing_changes() {
+    let other = "models:\n  tiny:\n    replicas: [http://127.0.0.1:9, http://127.0.0.1:10]\n";
+    async fn compared(text: &str) -> (String, serde_json::Value) {
+        post(
+            "/api/v1/check",
+            "application/json",
+            &serde_json::json!({ "path": "/etc/kvpin.yaml", "text": text }).to_string(),
+        )
+        .await
+    }
+    let (head, answer) = compared(other).await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let changes = ["listen: [127.0.0.1:0] -> [127.0.0.1:8080]", "model tiny: replica 127.0.0.1:10 added"];
+    assert_eq!((&answer["ok"], &answer["changes"]), (&false.into(), &changes.as_slice().into()));
+    assert_eq!(answer["problems"][0]["path"], "listen");
+    let (_, answer) = compared(&format!("listen: [127.0.0.1:0]\n{other}")).await;
+    assert_eq!((&answer["ok"], answer["changes"].as_array().map(Vec::len)), (&true.into(), Some(1)));
+    let (_, answer) = compared("models:\n  m: {}\n").await;
+    assert_eq!((&answer["ok"], &answer["problems"][0]["line"]), (&false.into(), &2.into()));
+}
+
+#[tokio::test]
+async fn an_upgrade_says_what_came_of_it_and_is_not_done_for_a_page_in_a_browser() {
+    let (head, answer) = post("/api/v1/upgrade", "application/json", "{}").await;
+    assert!(head.starts_with("http/1.1 409") && answer["error"]["message"] == "not today", "{head} {answer}");
+    let (head, _) = post("/api/v1/upgrade", "text/plain", "{}").await;
+    assert!(head.starts_with("http/1.1 415"), "{head}");
+    for path in ["/api/v1/check", "/api/v1/upgrade"] {
+        let (head, _) = get(path).await;
+        assert!(head.starts_with("http/1.1 405") && head.contains("allow: post\r\n"), "{head}");
+    }
 }
 
 #[tokio::test]

@@ -6,6 +6,8 @@
 //! An engine that restarts has lost every history. Its pins lose their claim all at once, without a pass over them: each
 //! carries the replica's *epoch* at the time it was pinned, and one of an older epoch is *lost*.
 
+mod kept;
+
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
 

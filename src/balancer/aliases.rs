@@ -10,7 +10,10 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::affinity::Bounds;
-use super::recent::Recent;
+use super::export::age_ms;
+use super::recent::{Entry, Recent};
+use super::records::AliasRecord;
+use super::walk::{Place, Walked};
 
 /// How many other ids of one request are looked at. No client is known to send more than three, and each one costs a
 /// lookup.
@@ -88,6 +91,31 @@ impl Aliases {
         self.names.remove(name);
     }
 
+    /// The next names, `max` at most.
+    pub fn export(
+        &mut self,
+        place: &mut Place<ConversationKey>,
+        max: usize,
+        at: Duration,
+    ) -> (Walked, Vec<AliasRecord>) {
+        let mut records = Vec::with_capacity(max.min(self.len()));
+        let walked = self.names.walk(place, max, |name, entry| records.push(record(name, entry, at)));
+        (walked, records)
+    }
+
+    /// The names that were used at or after `since`, `max` at most, in the order of use.
+    pub fn export_since(&self, since: Duration, max: usize, at: Duration) -> Vec<AliasRecord> {
+        let mut records: Vec<_> =
+            self.names.used_since(since, max).map(|(name, entry)| record(*name, entry, at)).collect();
+        records.reverse();
+        records
+    }
+
+    /// From here on `name` leads to `conversation`, unless it was used later than that. Returns whether it does.
+    pub fn restore(&mut self, name: ConversationKey, conversation: ConversationKey, last_used: Duration) -> bool {
+        self.names.restore(name, conversation, last_used)
+    }
+
     /// Drops a bounded number of names that are over a bound, unless they are old and their conversation is pinned.
     pub fn sweep(&mut self, now: Duration, is_pinned: impl Fn(ConversationKey) -> bool) {
         self.names.sweep(now, |conversation| is_pinned(*conversation));
@@ -102,4 +130,8 @@ impl Aliases {
             assert_ne!(name, *conversation, "an alias leads to itself");
         }
     }
+}
+
+fn record(name: ConversationKey, entry: &Entry<ConversationKey>, at: Duration) -> AliasRecord {
+    AliasRecord { name: name.into(), conversation: entry.value.into(), age_ms: age_ms(entry.last_used, at) }
 }

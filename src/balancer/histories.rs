@@ -11,6 +11,8 @@
 //! A turn that goes on from a link *extends* it from the moment it takes its slot; another turn that goes on from there
 //! elsewhere is a fork.
 
+mod kept;
+
 use std::hash::Hasher;
 use std::time::Duration;
 

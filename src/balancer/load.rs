@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::health::RestartCause;
 
 /// A scrape older than this says nothing about the load any more: three missed periods of the default of one second,
@@ -31,7 +33,7 @@ pub struct Scrape {
 }
 
 /// What of a scrape tells whether the engine lives, and whether it is still the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Signs {
     /// When its server's process started, in seconds since the Unix epoch. Absent where several processes share the metrics.
     pub start_s: Option<f64>,

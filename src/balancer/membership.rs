@@ -11,6 +11,7 @@ impl Balancer {
     /// Takes a new configuration. Replicas that reach the same engine keep their id, pins, leases and counters; the
     /// others retire, and finish what they hold.
     pub fn reconfigure(&mut self, policy: Policy, specs: Vec<ReplicaSpec>, now: Duration) {
+        self.changes += 1;
         self.policy = policy;
         self.memory.set_bounds(policy.bounds);
         for replica in &mut self.replicas {

@@ -16,6 +16,7 @@ mod choice;
 mod cost;
 mod distribution;
 mod evidence;
+mod export;
 mod health;
 mod histories;
 mod ledger;
@@ -27,7 +28,9 @@ mod pin;
 mod placement;
 mod policy;
 mod recent;
+mod records;
 mod replica;
+mod restore;
 mod silence;
 mod snapshot;
 #[cfg(test)]
@@ -35,6 +38,7 @@ mod tests;
 mod ticket;
 mod turn;
 mod vitals;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,13 +48,17 @@ pub use aliases::ALIASES_MAX;
 pub use cost::{Bill, Cold, ColdReason, Cost};
 pub use distribution::Distribution;
 pub use evidence::Evidence;
+pub use export::Export;
 pub use health::{DownReason, DrainReason, Health, News, Outage, RestartCause};
 pub use ledger::{ColdLine, Ledger};
 pub use load::{SCRAPE_AGE_MAX, Scrape, Signs};
 pub use memory::FORK_TEXT_BYTES_MIN;
 pub use observe::Ordered;
+pub use pin::Tokens;
 pub use policy::{ASSUMED_MAX_NUM_SEQS, HealthPolicy, MaxNumSeqsSource, Mode, Policy, SpillThreshold};
+pub use records::{AliasRecord, HistoryRecord, PartRecord, PinRecord, RawKey, Records, ReplicaRecord};
 pub use replica::{Counters, Membership, Order, ReplicaId, ReplicaSpec};
+pub use restore::{Restore, Restored};
 pub use snapshot::{ConversationSnapshot, ReplicaSnapshot, Snapshot};
 pub use ticket::{Foreseen, Ticket};
 pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, TurnKind, Unpinned};
@@ -77,6 +85,8 @@ pub struct Balancer {
     rotation: Rotation,
     refused: [u64; Refusal::ALL.len()],
     news: Vec<News>,
+    /// Grows with whatever changes what an export has.
+    changes: u64,
 }
 
 impl Balancer {
@@ -90,6 +100,7 @@ impl Balancer {
             rotation: Rotation::default(),
             refused: [0; Refusal::ALL.len()],
             news: Vec::new(),
+            changes: 0,
         };
         balancer.reconfigure(policy, specs, now);
         balancer
@@ -128,6 +139,7 @@ impl Balancer {
     /// says of its conversation is remembered.
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
         self.count(ticket);
+        self.changes += 1;
         self.memory.learn(ticket, now);
         self.observe(ticket.replica, Evidence::Served, now);
     }
@@ -195,6 +207,11 @@ impl Balancer {
         snapshot::newest(self, limit, now)
     }
 
+    /// A number that is another one if anything has changed that an export has, ages left aside.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Everything a reader may want to see. Costs a pass over the replicas, not over the pins.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
         snapshot::take(self, now)
@@ -207,6 +224,7 @@ impl Balancer {
             self.rotation.turn_past(choice.replica);
         }
         if let Some(speaker) = &choice.speaker {
+            self.changes += 1;
             self.memory.hold(speaker, choice.replica, choice.decision, now);
         }
         Ticket::new(choice, turn)

@@ -63,6 +63,7 @@ impl Balancer {
             None => Ordered::NoReplica,
             Some(Some(DrainReason::Configured)) if order == Order::Undrain => Ordered::Configured,
             Some(_) => {
+                self.changes += 1;
                 self.tend(id, now, |replica, _| replica.order_drain(order, now));
                 self.note_drained(id);
                 Ordered::Done
@@ -125,6 +126,7 @@ impl Balancer {
         // vLLM discards its KV cache when it is put to sleep, at either level (`docs/features/sleep_mode.md`).
         let fell_asleep = is == Health::Sleeping && was != is;
         if restart.is_some() || fell_asleep {
+            self.changes += 1;
             self.memory.pins.lose_claims(id);
         }
         if let Some(cause) = restart {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::conversation::ConversationKey;
 
 use super::replica::ReplicaId;
@@ -34,7 +36,7 @@ pub struct Pin {
 }
 
 /// How long a conversation is, as its last measured turn had it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
     /// 0 until a turn was measured.
     pub prompt: u32,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hashlink::LinkedHashMap;
 
 use super::affinity::{Bounds, KeyHasher};
+use super::walk::{Place, Used, Walked, used_since};
 
 /// How many entries one sweep of a table looks at, so that no decision waits for a long clean-up.
 pub const SWEEP_MAX: usize = 32;
@@ -22,6 +23,12 @@ pub struct Recent<K, V> {
 pub struct Entry<V> {
     pub value: V,
     pub last_used: Duration,
+}
+
+impl<V> Used for Entry<V> {
+    fn last_used(&self) -> Duration {
+        self.last_used
+    }
 }
 
 impl<K: Copy + Eq + Hash, V> Recent<K, V> {
@@ -88,6 +95,27 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
                 self.entries.pop_front();
             }
         }
+    }
+
+    /// Shows `see` the next entries of a walk in the order of use, `max` at most.
+    pub fn walk(&mut self, place: &mut Place<K>, max: usize, see: impl FnMut(K, &Entry<V>)) -> Walked {
+        place.walk(&mut self.entries, max, see)
+    }
+
+    /// The entries that were used at or after `since`, `max` at most, the newest first.
+    pub fn used_since(&self, since: Duration, max: usize) -> impl Iterator<Item = (&K, &Entry<V>)> {
+        used_since(&self.entries, since, max)
+    }
+
+    /// Sets a value that was used some time ago, unless a later use of its key is known. The table is ordered by use: an
+    /// entry that comes late counts as used when the one before it was. Returns whether it was set.
+    pub fn restore(&mut self, key: K, value: V, last_used: Duration) -> bool {
+        if self.entries.get(&key).is_some_and(|known| known.last_used > last_used) {
+            return false;
+        }
+        let newest = self.entries.back().map_or(Duration::ZERO, |(_, newest)| newest.last_used);
+        self.put(key, value, last_used.max(newest));
+        true
     }
 
     /// All entries, the one unused for longest first.

@@ -9,6 +9,7 @@ use super::health::{DrainReason, Health};
 use super::ledger::Ledger;
 use super::load::{Load, Scrape};
 use super::policy::HealthPolicy;
+use super::records::ReplicaRecord;
 use super::turn::{Decision, Outcome, Placement};
 use super::vitals::Vitals;
 
@@ -83,6 +84,8 @@ pub(super) struct Replica {
     is_ordered_to_drain: bool,
     drain_since: Option<Duration>,
     pub load: Load,
+    /// What stands in for a scrape until there is one: what its engine was known by before this process.
+    pub baseline: Option<Scrape>,
     pub counters: Counters,
     pub ledger: Ledger,
     /// Tokens that were computed on it for kvpin's turns, modulo 2^32: what has come into its cache.
@@ -119,6 +122,7 @@ impl Replica {
             membership: Membership::Configured,
             vitals: Vitals::new(now),
             load: Load::default(),
+            baseline: None,
             counters: Counters::default(),
             ledger: Ledger::default(),
             computed: 0,
@@ -186,9 +190,23 @@ impl Replica {
     }
 
     pub fn scraped(&mut self, scrape: Scrape, policy: &HealthPolicy) {
-        self.vitals.scraped(&scrape, self.load.scrape(), policy);
+        let baseline = self.baseline.take();
+        self.vitals.scraped(&scrape, self.load.scrape().or(baseline.as_ref()), policy);
         self.load.scraped(scrape);
         self.note_occupied(scrape.at);
+    }
+
+    /// What of it is to outlive the process.
+    pub fn record(&self) -> ReplicaRecord {
+        let ReplicaSpec { name, address, authority: _, rank, drain: _, is_tls: _ } = &*self.spec;
+        ReplicaRecord {
+            name: name.clone(),
+            address: *address,
+            rank: *rank,
+            is_ordered_to_drain: self.is_ordered_to_drain,
+            computed: self.computed,
+            signs: self.load.scrape().or(self.baseline.as_ref()).map(|scrape| scrape.signs),
+        }
     }
 
     fn note_occupied(&mut self, now: Duration) {

@@ -3,6 +3,7 @@
 mod accounts;
 mod health;
 mod histories;
+mod kept;
 mod names;
 mod properties;
 mod relatives;

@@ -5,13 +5,25 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::config::{Alias, Config, ConfigError, ListenConfig, ModelConfig, ReplicaConfig, SpillThreshold};
+use crate::admin::CHECK;
+use crate::admin::check::{CheckAnswer, CheckRequest};
+use crate::admin::lately::ProblemStatus;
+use crate::config::{Alias, Config, ConfigError, ListenConfig, ModelConfig, Problem, ReplicaConfig, SpillThreshold};
 use crate::tls::{Certificate, ListenerTls};
+
+use super::admin_token::TokenArgs;
+use super::drain::{Admin, url_of};
 
 /// EX_CONFIG of sysexits.h, which systemd and scripts can tell from a crash.
 use super::EXIT_CONFIG;
+
+/// The kvpin that serves may have to resolve hostnames.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the check came to. The errors go to stderr, so that stdout holds a summary or nothing.
 struct Verdict {
@@ -20,11 +32,32 @@ struct Verdict {
     exit: ExitCode,
 }
 
+/// What else it is held against.
+#[derive(clap::Args)]
+pub struct AgainstArgs {
+    /// Ask the kvpin that serves what a reload with this file would change, and whether it would be refused.
+    #[arg(long, value_name = "running", value_parser = ["running"])]
+    against: Option<String>,
+    /// The admin listener of that kvpin. Default: the one that the file has.
+    #[arg(long, value_name = "URL", requires = "against")]
+    admin: Option<String>,
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
 /// Reads the file and prints what it means (exit 0) or what is wrong with it (exit 78); with `json` one object on stdout either way.
-/// Exit 1 if the output can't be written.
-pub fn run(config: &Path, json: bool) -> ExitCode {
+/// Held against the kvpin that serves: exit 1 if that would refuse it. Exit 1 too if the output can't be written, or nobody answers.
+pub fn run(config: &Path, json: bool, against: &AgainstArgs) -> ExitCode {
     let loaded = Config::load(config);
-    let verdict = if json { in_json(&loaded) } else { in_words(config, &loaded) };
+    let verdict = match (&loaded, &against.against) {
+        (Ok(loaded), Some(_)) => match ask(config, loaded, against) {
+            Ok(answer) if json => compared_in_json(&answer),
+            Ok(answer) => compared_in_words(&answer),
+            Err(error) => return super::finish(Err(error)),
+        },
+        (Ok(_) | Err(_), _) if json => in_json(&loaded),
+        (Ok(_) | Err(_), _) => in_words(config, &loaded),
+    };
     match print(&verdict) {
         Ok(()) => verdict.exit,
         Err(_) => ExitCode::FAILURE,
@@ -36,6 +69,51 @@ fn print(verdict: &Verdict) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(verdict.stdout.as_bytes())?;
     stdout.flush()
+}
+
+/// Asks the kvpin that serves.
+fn ask(file: &Path, config: &Config, against: &AgainstArgs) -> anyhow::Result<CheckAnswer> {
+    let url = match (&against.admin, config.admin) {
+        (Some(given), _) => given.trim_end_matches('/').to_owned(),
+        (None, Some(address)) => url_of(address),
+        (None, None) => bail!("the file says `admin: off`; where the running kvpin can be asked is for --admin to say"),
+    };
+    let url = if url.contains("://") { url } else { format!("http://{url}") };
+    let token = against.token.token(Some(config))?;
+    let request = CheckRequest { path: std::path::absolute(file)?, text: Config::read(file)? };
+    let request = serde_json::to_vec(&request)?;
+    let answer = super::block_on(async { Admin { url, token }.post(CHECK, request, PATIENCE).await })?;
+    serde_json::from_slice(&answer).context("its answer can't be read; is it another version of kvpin?")
+}
+
+fn compared_in_words(answer: &CheckAnswer) -> Verdict {
+    let CheckAnswer { ok, changes, problems, warnings } = answer;
+    let mut stdout = match (changes.as_slice(), ok) {
+        ([], true) => "a reload would change nothing\n".to_owned(),
+        ([], false) => String::new(),
+        (changes, _) => changes.iter().map(|change| format!("{change}\n")).collect(),
+    };
+    stdout.extend(warnings.iter().map(|warning| format!("warning: {warning}\n")));
+    let mut stderr = String::new();
+    if !ok {
+        stderr.push_str("a reload would be refused:\n");
+        stderr.extend(problems.iter().map(|problem| format!("{}\n", in_a_line(problem))));
+    }
+    Verdict { stdout, stderr, exit: compared_exit(answer) }
+}
+
+fn compared_in_json(answer: &CheckAnswer) -> Verdict {
+    let stdout = format!("{}\n", json!(answer));
+    Verdict { stdout, stderr: String::new(), exit: compared_exit(answer) }
+}
+
+fn compared_exit(answer: &CheckAnswer) -> ExitCode {
+    if answer.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn in_a_line(problem: &ProblemStatus) -> Problem {
+    let ProblemStatus { line, path, reason } = problem.clone();
+    Problem { line, path, reason }
 }
 
 fn exit(loaded: &Result<Config, ConfigError>) -> ExitCode {

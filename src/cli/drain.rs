@@ -62,7 +62,7 @@ pub struct UndrainArgs {
 /// Where the admin listener of the kvpin that serves is.
 #[derive(clap::Args)]
 #[group(multiple = false)]
-struct AdminArgs {
+pub(super) struct AdminArgs {
     /// The admin listener of the kvpin that serves, such as http://127.0.0.1:9180, which is the default.
     #[arg(long, value_name = "URL")]
     admin: Option<String>,
@@ -72,9 +72,9 @@ struct AdminArgs {
 }
 
 /// The admin listener of a kvpin that serves.
-struct Admin {
-    url: String,
-    token: Option<Secret>,
+pub(super) struct Admin {
+    pub(super) url: String,
+    pub(super) token: Option<Secret>,
 }
 
 /// Drains a replica; with `wait`, until nothing is in flight there. Exit 0 done, 1 failed, 64 wrong usage, 78 bad configuration.
@@ -113,20 +113,16 @@ fn run(
         Ok(token) => token,
         Err(error) => return super::finish(Err(error)),
     };
-    let acted =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime").and_then(|runtime| {
-            runtime.block_on(async {
-                let admin = Admin { url, token };
-                let target = admin.find(target).await?;
-                act(&admin, target).await
-            })
-        });
-    super::finish(acted)
+    super::finish(super::block_on(async {
+        let admin = Admin { url, token };
+        let target = admin.find(target).await?;
+        act(&admin, target).await
+    }))
 }
 
 impl AdminArgs {
     /// The listener's URL and the configuration, if one was given; or how the program ends because there is none.
-    fn url(&self) -> Result<(String, Option<Config>), ExitCode> {
+    pub(super) fn url(&self) -> Result<(String, Option<Config>), ExitCode> {
         if let Some(file) = &self.config {
             return match Config::load(file).map(|config| (config.admin, config)) {
                 Ok((Some(admin), config)) => Ok((url_of(admin), Some(config))),
@@ -153,7 +149,7 @@ impl AdminArgs {
     }
 }
 
-fn url_of(admin: SocketAddr) -> String {
+pub(super) fn url_of(admin: SocketAddr) -> String {
     format!("http://{admin}")
 }
 
@@ -238,13 +234,25 @@ impl Admin {
 
     /// The body of a good answer; of another, what it says is wrong.
     async fn exchange(&self, call: Request<Full<bytes::Bytes>>) -> anyhow::Result<Vec<u8>> {
+        self.exchange_within(PATIENCE, call).await
+    }
+
+    /// The answer to an order in JSON, which may take as long as `patience`.
+    pub(super) async fn post(&self, path: &str, order: Vec<u8>, patience: Duration) -> anyhow::Result<Vec<u8>> {
+        let call = Request::post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        let call = self.authorized(call);
+        self.exchange_within(patience, call.body(Full::from(order))?).await
+    }
+
+    async fn exchange_within(&self, patience: Duration, call: Request<Full<bytes::Bytes>>) -> anyhow::Result<Vec<u8>> {
         let asked = async {
             let response = Client::builder(TokioExecutor::new()).build_http().request(call).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
             Ok::<_, anyhow::Error>((status, body.map_err(|error| anyhow!(error))?.to_bytes().to_vec()))
         };
-        let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(|_| anyhow!("no answer within 10 s"));
+        let answer = tokio::time::timeout(patience, asked).await;
+        let answer = answer.map_err(|_| anyhow!("no answer within {} s", patience.as_secs()));
         let (status, body) =
             answer.and_then(|answer| answer).with_context(|| format!("no kvpin answers at {}", self.url))?;
         if status == StatusCode::OK {

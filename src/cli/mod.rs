@@ -8,10 +8,12 @@ mod explain;
 mod keys;
 mod replica;
 mod run;
+mod upgrade;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 /// Exit status for a configuration that can't be used: `EX_CONFIG` of sysexits.h.
@@ -29,12 +31,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve by a configuration file. SIGHUP reloads it, SIGTERM finishes what is open and ends.
-    Run {
-        /// The configuration.
-        #[arg(long, short, value_name = "FILE")]
-        config: PathBuf,
-    },
+    /// Serve by a configuration file. SIGHUP reloads it, SIGUSR2 has a new process take over, SIGTERM finishes what is open and ends.
+    Run(run::RunArgs),
     /// Read a configuration and say what it means, or every problem with it.
     Check {
         /// The configuration.
@@ -43,7 +41,11 @@ enum Command {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        against: check::AgainstArgs,
     },
+    /// Have a new process take the place of the one that serves: of another version, or with other listeners. No request is lost.
+    Upgrade(upgrade::UpgradeArgs),
     /// Have a replica take no new conversations; those it has move elsewhere with their next turn.
     Drain(drain::DrainArgs),
     /// Let a drained replica serve again.
@@ -72,8 +74,9 @@ pub fn main() -> ExitCode {
         }
     };
     match cli.command {
-        Command::Run { config } => run::run(&config),
-        Command::Check { config, json } => check::run(&config, json),
+        Command::Run(args) => run::run(&args),
+        Command::Check { config, json, against } => check::run(&config, json, &against),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Drain(args) => drain::drain(&args),
         Command::Undrain(args) => drain::undrain(&args),
         Command::Explain(args) => explain::run(&args),
@@ -81,6 +84,11 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),
     }
+}
+
+fn block_on<T>(what: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(what)
 }
 
 fn finish(result: anyhow::Result<()>) -> ExitCode {

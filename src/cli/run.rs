@@ -1,26 +1,38 @@
 //! `kvpin run`: serve until told to end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use log::{LevelFilter, error, info, warn};
+use log::{LevelFilter, error, warn};
 use tokio::runtime::Builder;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::server::{Drained, Server};
+use crate::server::{Life, Start};
 
 use super::EXIT_CONFIG;
 
 /// Pingora logs whole heads at debug, API keys and all, and every connection that a client breaks off as an error.
 const SILENCED: [&str; 3] = ["pingora_core", "pingora_proxy", "pingora_pool"];
 
-/// Serves by the configuration at `path`.
-pub fn run(path: &Path) -> ExitCode {
+/// By which configuration, and in whose place.
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// The configuration.
+    #[arg(long, short, value_name = "FILE")]
+    config: PathBuf,
+    /// Take the sockets over that the process which has started this one offers on stdin. kvpin itself starts its
+    /// successors so.
+    #[arg(long, hide = true)]
+    take_over: bool,
+}
+
+/// Serves by a configuration.
+pub fn run(args: &RunArgs) -> ExitCode {
     begin_logging();
+    let path = &args.config;
     let config = match Config::load(path) {
         Ok(config) => config,
         Err(error) => {
@@ -28,7 +40,8 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match serve(path, config) {
+    let start = if args.take_over { Start::TakeOver } else { Start::Alone };
+    match serve(path, config, start) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error:#}");
@@ -37,23 +50,15 @@ pub fn run(path: &Path) -> ExitCode {
     }
 }
 
-fn serve(path: &Path, config: Config) -> anyhow::Result<()> {
+fn serve(path: &Path, config: Config, start: Start) -> anyhow::Result<()> {
     for warning in config.warnings() {
         warn!("{warning}");
     }
     let runtime = Builder::new_current_thread().enable_all().build().context("can't start the signal loop")?;
     runtime.block_on(async {
-        // Before anything serves: a signal that nobody waits for would end the process.
-        let signals = Signals::take()?;
-        let server = Server::start(config)?;
-        count_panics(server.routing.metrics.clone());
-        for address in &server.listen {
-            info!("listening on {address}");
-        }
-        if let Some(address) = server.admin {
-            info!("admin on {address}");
-        }
-        signals.obey(path, &server).await;
+        let life = Life::begin(path, config, start)?;
+        count_panics(life.server().routing.metrics.clone());
+        life.run().await;
         Ok(())
     })
 }
@@ -66,50 +71,6 @@ fn begin_logging() {
         logger.filter_module(module, LevelFilter::Off);
     }
     logger.parse_default_env().init();
-}
-
-/// The signals that a service is told by.
-struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn take() -> anyhow::Result<Self> {
-        Ok(Signals {
-            hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Reloads on SIGHUP. On SIGTERM or SIGINT lets open requests end; on a second one leaves at once.
-    async fn obey(mut self, path: &Path, server: &Server) {
-        loop {
-            tokio::select! {
-                _ = self.hangup.recv() => server.reload(path),
-                _ = self.terminate.recv() => break,
-                _ = self.interrupt.recv() => break,
-            }
-        }
-        let grace = server.routing.table().config.shutdown_grace;
-        info!("shutting down: open requests have {} s to end", grace.as_secs());
-        tokio::select! {
-            drained = server.drain(grace) => match drained {
-                Drained::Whole => info!("every request has ended"),
-                Drained::Cut { open } => warn!("{open} requests were still open and are cut off"),
-            },
-            () = self.told_to_end() => warn!("told twice: open requests are cut off"),
-        }
-    }
-
-    async fn told_to_end(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 /// A panic ends the task of one connection. It is logged as ever, and counted, so that somebody sees it.

@@ -32,6 +32,9 @@ pub(super) const SCRAPE_INTERVAL: Number = number("scrape_interval_ms", 1000, 50
 /// An agent's turn can run for minutes; ten of them is what a stop should wait for.
 pub(super) const SHUTDOWN_GRACE: Number = number("shutdown_grace_s", 600, 1..=DAY_S);
 
+/// What a crash costs: the pins of a minute, each of which costs one reading of a history.
+pub(super) const STATE_INTERVAL: Number = number("state_interval_s", 60, 1..=HOUR_S);
+
 /// A probe costs the engine's API server well under a millisecond.
 pub(super) const HEALTH_INTERVAL: Number = number("interval_ms", 1000, 50..=60_000);
 /// An API server of vLLM that tokenizes long prompts answers late, and must not be taken for dead for it.

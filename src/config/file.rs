@@ -23,6 +23,8 @@ pub(super) struct File {
     pub(super) decision_headers: Option<bool>,
     pub(super) scrape_interval_ms: Option<u64>,
     pub(super) shutdown_grace_s: Option<u64>,
+    pub(super) state_file: Option<String>,
+    pub(super) state_interval_s: Option<u64>,
     pub(super) health: HealthFile,
     pub(super) limits: LimitsFile,
     pub(super) models: Ordered<ModelFile>,

@@ -45,6 +45,7 @@ pub use error::{ConfigError, Problem};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
 pub use keys_text::{EditError, KeysText};
 pub use named_files::{SecretFile, one_word};
+pub use reload::Comparison;
 pub use secret::{KeyHash, Secret};
 
 /// Everything that an operator decides, validated.
@@ -74,6 +75,10 @@ pub struct Config {
     pub health: HealthConfig,
     /// How long running requests may go on after a stop was asked for, 1 s to 1 day.
     pub shutdown_grace: Duration,
+    /// Where pins and what else is remembered outlive the process.
+    pub state_file: StateFile,
+    /// Between two looks whether there is something new to write there, 1 s to 1 hour.
+    pub state_interval: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
 }
@@ -84,6 +89,16 @@ pub struct ListenConfig {
     pub address: SocketAddr,
     /// `None`: what passes is not encrypted.
     pub tls: Option<ListenerTls>,
+}
+
+/// Where what is remembered is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateFile {
+    /// In the directory that systemd gives the service, if it does.
+    Default,
+    Off,
+    /// An absolute path.
+    At(PathBuf),
 }
 
 /// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
@@ -240,17 +255,25 @@ impl Config {
         Self::read_in(FilePath::new(""), text, &url::resolve)
     }
 
-    /// [`Self::from_yaml`] of a file, with the files that it names from its own directory on. One that can't be read is an
-    /// error that has the path and the operating system's reason.
+    /// The text of a file. One that can't be read is an error that has the path and the operating system's reason.
+    pub fn read(path: &FilePath) -> Result<String, ConfigError> {
+        read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))
+    }
+
+    /// [`Self::from_yaml`] of a text that stands, or is to stand, in the file at `path`: the files that it names are looked for
+    /// from that one's directory on.
+    pub fn from_text(path: &FilePath, text: &str) -> Result<Config, ConfigError> {
+        Self::read_in(directory_of(path), text, &url::resolve)
+    }
+
+    /// [`Self::from_text`] of the file itself.
     pub fn load(path: &FilePath) -> Result<Config, ConfigError> {
-        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
-        Self::read_in(directory_of(path), &text, &url::resolve)
+        Self::from_text(path, &Self::read(path)?)
     }
 
     /// Where the configuration at `path` has its keys file, whether or not that exists and the rest of it is valid.
     pub fn keys_file(path: &FilePath) -> Result<Option<PathBuf>, ConfigError> {
-        let text = read(path, Self::FILE_BYTES_MAX).map_err(|err| ConfigError::unreadable(path, &err))?;
-        let named = parse(&text)?.keys_file;
+        let named = parse(&Self::read(path)?)?.keys_file;
         Ok(named.map(|named| named_files::locate(directory_of(path), &named)))
     }
 
@@ -328,6 +351,17 @@ impl fmt::Display for Balancing {
             Balancing::LeastLoaded => "least_loaded",
             Balancing::Engine => "engine",
         })
+    }
+}
+
+/// As the file has it.
+impl fmt::Display for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateFile::Default => f.write_str("default"),
+            StateFile::Off => f.write_str("off"),
+            StateFile::At(path) => path.display().fmt(f),
+        }
     }
 }
 

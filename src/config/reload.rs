@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
+use std::path::Path as FilePath;
 use std::time::Duration;
 
-use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, ReplicaConfig, SecretFile, keys};
+use super::locate::{self, Path};
+use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys};
 use crate::tls::{Authority, ListenerTls};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
@@ -14,7 +16,38 @@ const FIXED_AT_START: [&str; 2] = ["listen", "admin"];
 /// A key of the file and its value, ready to compare and to show.
 pub(super) type Setting = (&'static str, String);
 
+/// What a running configuration and a text have to do with each other.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// What is otherwise in the text, a line each. Empty where it is no configuration.
+    pub changes: Vec<String>,
+    /// Why a reload would be refused; empty where it would be taken.
+    pub problems: Vec<Problem>,
+    /// What works but may not be what was meant, and is new.
+    pub warnings: Vec<String>,
+}
+
 impl Config {
+    /// Compares this configuration, which runs, with a text that is to stand at `path`. Blocks while hostnames, if there are
+    /// any, are resolved.
+    pub fn compare(&self, path: &FilePath, text: &str) -> Comparison {
+        let new = match Config::from_text(path, text) {
+            Ok(new) => new,
+            Err(error) => return Comparison { problems: error.problems().to_vec(), ..Comparison::default() },
+        };
+        let known = self.warnings();
+        Comparison {
+            changes: self.changes(&new),
+            problems: self.fixed(&new, text),
+            warnings: new.warnings().into_iter().filter(|warning| !known.contains(warning)).collect(),
+        }
+    }
+
+    /// Why a reload to `new`, read from `text`, would be refused.
+    pub fn fixed(&self, new: &Config, text: &str) -> Vec<Problem> {
+        self.restart_needed(new).into_iter().map(|key| fixed(key, text)).collect()
+    }
+
     /// The keys that differ from `new` and take effect only at a start.
     pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
         differing(self.settings(), new.settings())
@@ -59,6 +92,8 @@ impl Config {
             limits,
             scrape_interval,
             shutdown_grace,
+            state_file,
+            state_interval,
             models: _,
         } = self;
         let mut settings = vec![
@@ -72,6 +107,8 @@ impl Config {
             ("decision_headers", decision_headers.to_string()),
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
+            ("state_file", state_file.to_string()),
+            ("state_interval_s", seconds(state_interval)),
         ];
         settings.extend(health.settings());
         settings.extend(limits.settings());
@@ -227,6 +264,17 @@ impl ReplicaConfig {
     }
 }
 
+/// The problem of a key that can't change while the process runs.
+fn fixed(key: &str, text: &str) -> Problem {
+    Problem {
+        line: locate::line_of(text, &Path::default().key(key)),
+        path: key.to_owned(),
+        reason: "it can only change with a new process: `kvpin upgrade` puts one in the place of this one, and loses \
+                 no request"
+            .to_owned(),
+    }
+}
+
 /// That the secret in a file is another one. The file's path is a setting, and what stands in it is shown nowhere.
 fn secret_change(what: &str, old: Option<&SecretFile>, new: Option<&SecretFile>) -> Option<String> {
     let (old, new) = (old?, new?);
@@ -330,6 +378,32 @@ models:
     }
 
     #[test]
+    fn a_text_is_compared_with_what_runs_and_refused_with_line_key_and_reason() {
+        let running = config(RUNNING);
+        let comparison =
+            running.compare(FilePath::new("kvpin.yaml"), &format!("scrape_interval_ms: 50\nadmin: off\n{RUNNING}"));
+        assert_eq!(comparison.changes, ["admin: 127.0.0.1:9180 -> off", "scrape_interval_ms: 1000 -> 50"]);
+        let [problem] = comparison.problems.as_slice() else { panic!("{comparison:?}") };
+        assert_eq!((problem.line, &*problem.path), (Some(2), "admin"));
+        assert!(problem.reason.contains("kvpin upgrade"), "{problem}");
+
+        let bad = running.compare(FilePath::new("kvpin.yaml"), &format!("listen: here\n{RUNNING}"));
+        assert!(bad.changes.is_empty() && bad.problems[0].path == "listen", "{bad:?}");
+
+        assert_eq!(running.compare(FilePath::new("kvpin.yaml"), RUNNING), Comparison::default());
+        let risky = running.compare(
+            FilePath::new("kvpin.yaml"),
+            &RUNNING
+                .replace("127.0.0.1:3]", "127.0.0.1:3]\n    affinity: true\n  c:\n    replicas: [http://127.0.0.1:4]"),
+        );
+        assert_eq!(
+            (risky.changes.as_slice(), risky.warnings.len()),
+            (&["model c added".to_owned()][..], 1),
+            "{risky:?}"
+        );
+    }
+
+    #[test]
     fn a_key_that_is_fixed_at_start_needs_a_restart() {
         let running = config(RUNNING);
         for (key, line) in [("listen", "listen: 127.0.0.1:7070"), ("admin", "admin: off")] {
@@ -341,6 +415,8 @@ models:
             "default_model: a",
             "scrape_interval_ms: 50",
             "shutdown_grace_s: 1",
+            "state_file: /tmp/state",
+            "state_interval_s: 1",
             "limits: {replay_memory_bytes_max: 1GiB}",
             "limits: {keepalive_timeout_s: 1}",
             "limits: {ping_interval_s: 0}",

@@ -100,6 +100,8 @@ fn the_shortest_file_gets_every_default() {
         },
         scrape_interval: Duration::from_secs(1),
         shutdown_grace: Duration::from_secs(600),
+        state_file: StateFile::Default,
+        state_interval: Duration::from_secs(60),
         models: vec![ModelConfig {
             name: "qwen3-4b".to_owned(),
             aliases: Vec::new(),
@@ -237,6 +239,8 @@ fn what_an_operator_may_write_is_accepted() {
         with_top("listen: [127.0.0.1:0, 127.0.0.1:0]\nadmin: 127.0.0.1:0\n"),
         with_top("admin: off\n"),
         with_top("default_model: m\n"),
+        with_top("state_file: off\n"),
+        with_top("state_file: /var/lib/kvpin/state\nstate_interval_s: 1\n"),
         with_top("limits: {body_bytes_max: 1GiB, head_bytes_max: 65536, replay_bytes_max: 64 KiB}\n"),
         with_top("limits: {}\n"),
         with_top("limits: {ping_interval_s: 0, tries_max: 1, breaks_max: 1}\n"),
@@ -412,6 +416,9 @@ fn a_refusal_names_line_path_and_reason() {
         (with_top("listen: []\n"), "line 1: listen: the list is empty"),
         (with_top("listen:\n  - 127.0.0.1:1\n  - here\n"), "line 3: listen[1]: `here` is not"),
         (with_top("admin: no\n"), "line 1: admin: `no` is not"),
+        (with_top("state_file: state\n"), "line 1: state_file: `state` is not an absolute path"),
+        (with_top("state_file: /var/lib/\n"), "line 1: state_file: `/var/lib/` is not an absolute path"),
+        (with_top("state_interval_s: 0\n"), "line 1: state_interval_s: 0 is not 1 to 3600"),
         (
             with_top("allow_anonymous: true\nlisten: [0.0.0.0:8080, 127.0.0.1:8080]\n"),
             "line 2: listen[1]: 127.0.0.1:8080 overlaps 0.0.0.0:8080 of listen[0]",

@@ -14,12 +14,12 @@ use super::file::{Bytes, File, HealthFile, LimitsFile, ModelFile, Ordered};
 use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
-use super::{Config, HealthConfig, Limits, ModelConfig, Surroundings, model};
+use super::{Config, HealthConfig, Limits, ModelConfig, StateFile, Surroundings, model};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.
 pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
-const ADMIN_OFF: &str = "off";
+const OFF: &str = "off";
 
 /// The configuration that a file means, or all that is wrong with it.
 pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Config, Problems> {
@@ -32,6 +32,8 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
+    let state_file = state_file(file.state_file.as_deref(), &mut problems);
+    let state_interval_s = problems.number(&top, &bounds::STATE_INTERVAL, file.state_interval_s);
     access::validate(&listen, admin.as_ref(), &file, &mut problems);
     let (mut models, servers) = models(file.models, around, &mut problems);
     for model in &mut models {
@@ -56,6 +58,8 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
+        state_file,
+        state_interval: Duration::from_secs(state_interval_s),
         models,
     })
 }
@@ -122,8 +126,22 @@ fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     let path = Path::default().key("admin");
     match file {
         None => Some(Place { path, address: ADMIN_DEFAULT }),
-        Some(ADMIN_OFF) => None,
+        Some(OFF) => None,
         Some(text) => place(path, text, problems),
+    }
+}
+
+/// A relative path would depend on where the process was started.
+fn state_file(file: Option<&str>, problems: &mut Problems) -> StateFile {
+    match file {
+        None => StateFile::Default,
+        Some(OFF) => StateFile::Off,
+        Some(path) if path.starts_with('/') && !path.ends_with('/') => StateFile::At(path.into()),
+        Some(path) => {
+            let reason = format!("`{path}` is not an absolute path of a file, nor `off`");
+            problems.add(Path::default().key("state_file"), reason);
+            StateFile::Off
+        }
     }
 }
 

@@ -32,6 +32,11 @@ impl KeySecret {
         Self(bytes)
     }
 
+    /// The secret itself, for the next process.
+    pub fn to_bytes(&self) -> [u8; 16] {
+        self.0
+    }
+
     /// The key of a conversation within a scope (whatever tells one API key from another; empty
     /// where there are none) and a model, by its served name and never by an alias.
     ///

@@ -20,7 +20,7 @@ use crate::conversation::ConversationKey;
 pub use events::{Event, EventKind, Events};
 pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
-/// Time since the process began to serve, the same for every balancer. It never goes back.
+/// The time that every balancer goes by. It never goes back.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     epoch: Instant,
@@ -49,12 +49,21 @@ pub struct Lease {
     outcome: Outcome,
 }
 
+/// What a clock shows when it starts. There was a time before it, in which what is restored was used; a conversation is
+/// remembered for 30 days at most.
+const ORIGIN: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl Clock {
     pub fn start() -> Self {
         Clock { epoch: Instant::now() }
     }
 
     pub fn now(&self) -> Duration {
+        ORIGIN + self.epoch.elapsed()
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
         self.epoch.elapsed()
     }
 }

@@ -103,7 +103,7 @@ impl Routing {
 
     /// Time since the process began to serve.
     pub fn uptime(&self) -> Duration {
-        self.clock.now()
+        self.clock.elapsed()
     }
 
     /// Swaps in a new configuration. A model that stays keeps its balancer; turns in flight finish where they are.

@@ -232,6 +232,7 @@ impl<'a> Attempt<'a> {
     async fn release(&mut self, head: &ResponseHeader, first: &mut FirstEvent) -> Result<()> {
         if !self.context.kept_waiting {
             let head = Box::new(head.clone());
+            self.proxy.announce_departure(self.session);
             self.context.is_writing = true;
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
             self.context.is_writing = false;

@@ -22,13 +22,14 @@ use crate::tls::ListenerTls;
 
 use super::context::OpenRequests;
 use super::watchdog::Watchdog;
-use super::{Proxy, h2};
+use super::{Departure, Proxy, h2};
 
 /// What serves the connections of a listener.
 pub struct Listener {
     pub proxy: Arc<HttpProxy<Proxy>>,
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
+    pub departure: Arc<Departure>,
     /// Its place among the configured listeners, which no reload changes.
     pub at: usize,
 }
@@ -36,6 +37,7 @@ pub struct Listener {
 #[async_trait]
 impl ServerApp for Listener {
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
+        let _connected = self.departure.enter();
         let watchdog = Watchdog::new();
         tokio::select! {
             biased;
@@ -46,7 +48,9 @@ impl ServerApp for Listener {
         None
     }
 
+    /// Called when nothing is accepted any more. Pingora then closes what is idle, and at once.
     async fn cleanup(&self) {
+        self.departure.idle_time_is_over().await;
         ServerApp::cleanup(&*self.proxy).await;
     }
 }

@@ -132,7 +132,7 @@ impl Proxy {
     }
 
     /// The first byte of an answer is on its way to the client: nothing is tried again from here on.
-    pub(super) fn begun(&self, session: &Session, context: &mut Context) {
+    pub(super) async fn begun(&self, session: &Session, context: &mut Context) {
         learn_late(&self.routing, session, context);
         let Some(elapsed) = context.first_byte() else { return };
         context.kept = None;
@@ -140,5 +140,6 @@ impl Proxy {
             let labels = [request.model.name.as_str(), lease.decision().as_str()];
             self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(elapsed.as_secs_f64());
         }
+        self.departure.teach().await;
     }
 }

@@ -18,6 +18,7 @@ mod authorise;
 mod body;
 pub mod connection;
 mod context;
+mod departure;
 mod down;
 mod downstream;
 mod ending;
@@ -61,6 +62,7 @@ use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
 pub use context::{Context, OpenRequests};
+pub use departure::{Departure, Leaving, Teacher};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
@@ -77,6 +79,7 @@ const POOLED_MAX: usize = 1024;
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
+    departure: Arc<Departure>,
     memory: Arc<Budget>,
     /// Connections to the replicas, and the pool of those that are idle.
     replicas: Connector,
@@ -174,6 +177,7 @@ impl ProxyHttp for Proxy {
         if (refused || answered_early) && session.get_keepalive().is_none() {
             downstream::linger(session).await;
         }
+        self.departure.linger(session).await;
         watchdog::arm();
     }
 }
@@ -187,11 +191,11 @@ enum Admitted {
 }
 
 impl Proxy {
-    pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
+    pub fn new(routing: Arc<Routing>, open: OpenRequests, departure: Arc<Departure>) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
         let replicas = Connector::new(POOLED_MAX);
         // 0 is the common pool.
-        Proxy { routing, open, memory, replicas, fresh_pools: AtomicU64::new(1) }
+        Proxy { routing, open, departure, memory, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
@@ -218,6 +222,13 @@ impl Proxy {
         context.late = late;
         context.acquire()?;
         Ok(Admitted::ToReplica)
+    }
+
+    /// To be called before the head of an answer: one that is written while the process is about to end says so.
+    fn announce_departure(&self, session: &mut Session) {
+        if self.departure.has_begun() {
+            session.set_keepalive(None);
+        }
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.

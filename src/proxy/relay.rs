@@ -31,6 +31,7 @@ impl Attempt<'_> {
             if !is_stream {
                 response_head::for_client(&mut head, self.context, &self.table)?;
             }
+            self.proxy.announce_departure(self.session);
             downstream::write_head(self.session, head, is_bare).await?;
         }
         if has_ended {
@@ -44,7 +45,7 @@ impl Attempt<'_> {
             self.flow(exchange, Stall::new(ping_interval, &self.table.config)).await?;
         }
         self.context.answered();
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         if is_bare {
             return Ok(());
         }
@@ -56,8 +57,9 @@ impl Attempt<'_> {
         let Kept { head, body, status } = kept;
         self.context.answered();
         self.context.status = Some(status);
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
+            self.proxy.announce_departure(self.session);
             self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
             body
         } else if head.status.is_success() {
@@ -114,7 +116,7 @@ impl Attempt<'_> {
     }
 
     async fn pass(&mut self, chunk: Bytes) -> Result<()> {
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.pings.passed(&chunk);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }
@@ -131,7 +133,7 @@ impl Attempt<'_> {
             }
         }
         self.context.answered();
-        self.proxy.begun(self.session, self.context);
+        self.proxy.begun(self.session, self.context).await;
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
         self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)

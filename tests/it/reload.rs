@@ -2,17 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use kvpin::sim::server::ReplicaServer;
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
 
 use crate::support::call::Call;
 use crate::support::client::{Piece, Wire};
-use crate::support::kvpin::{Kvpin, config};
+use crate::support::generations::Generations;
+use crate::support::kvpin::{Kvpin, config, run};
+use crate::support::load::{Load, Refusals};
 use crate::support::recorder::Recorder;
 use crate::support::replicas::{MODEL, fast, start, start_many, steady, streamed, urls};
-use crate::support::until;
+use crate::support::storyteller::Storyteller;
+use crate::support::{full, until};
 
 const CONVERSATIONS: usize = 32;
 const RELOADS: usize = 50;
@@ -176,7 +181,168 @@ async fn a_change_that_takes_a_restart_is_refused_by_name_and_nothing_else_of_it
         changed[key] = json!("127.0.0.1:1");
         changed["models"]["m"]["aliases"] = json!(["never"]);
         assert!(!kvpin.reload(&changed).await);
-        kvpin.until_logged(&format!("{key} can only change with a restart")).await;
+        kvpin.until_logged(&format!("line 1: {key}: it can only change with a new process: `kvpin upgrade`")).await;
         assert_eq!(kvpin.call(&Call::post("/v1/messages", r#"{"model":"never"}"#)).await.status(), 404);
     }
+}
+
+/// What a file does to a running kvpin, and what is said of it.
+struct Change {
+    config: Value,
+    /// What the log says of it; the status says the same.
+    said: &'static str,
+    is_good: bool,
+}
+
+/// Files that change something else each, files that change nothing, and files that are refused.
+fn changes(kvpin: &Generations, replicas: &[Storyteller]) -> Vec<Change> {
+    let urls: Vec<_> = replicas.iter().map(Storyteller::url).collect();
+    let plain = kvpin.config(json!({ "m": { "spill_threshold": 1000, "replicas": urls } }));
+    let with = |key: &str, value: Value| {
+        let mut config = plain.clone();
+        config[key] = value;
+        config
+    };
+    let with_model = |key: &str, value: Value| {
+        let mut config = plain.clone();
+        config["models"]["m"][key] = value;
+        config
+    };
+    let good = |config, said| Change { config, said, is_good: true };
+    let bad = |config, said| Change { config, said, is_good: false };
+    vec![
+        good(with_model("aliases", json!(["other"])), "model m: aliases: [] -> [other]"),
+        bad(with("listen", json!("127.0.0.1:1")), "listen: it can only change with a new process"),
+        good(with("scrape_interval_ms", json!(200)), "scrape_interval_ms: 50 -> 200"),
+        bad(with("no_such_key", json!(1)), "no_such_key"),
+        good(with_model("spill_threshold", json!(999)), "model m: spill_threshold: 1000 -> 999"),
+        bad(with_model("spill_threshold", json!(0)), "models.m.spill_threshold: 0 is not 1 to 65536"),
+        good(with("limits", json!({ "ping_interval_s": 7 })), "limits.ping_interval_s: 15 -> 7"),
+        bad(with("models", json!({})), "models: no model is given"),
+        good(plain.clone(), "limits.ping_interval_s: 7 -> 15"),
+        good(plain.clone(), "no changes"),
+    ]
+}
+
+#[tokio::test]
+async fn reloads_of_good_changed_and_broken_files_under_load_lose_no_turn_and_name_what_they_did() {
+    let (conversations, reloads, within) =
+        if full() { (64, 200, Duration::from_secs(60)) } else { (24, 40, Duration::ZERO) };
+    let replicas = Storyteller::start_many(4);
+    let urls: Vec<_> = replicas.iter().map(Storyteller::url).collect();
+    let kvpin = Generations::start(json!({ "m": { "spill_threshold": 1000, "replicas": urls } })).await;
+    let load = Load::begin(kvpin.address(), "m", conversations, Refusals::Never).await;
+    let changes = changes(&kvpin, &replicas);
+    let begun = Instant::now();
+    let mut refused = 0;
+    for number in 0..reloads {
+        // A broken file between any two good ones leaves what the one before it has set.
+        let change = &changes[number % changes.len()];
+        kvpin.configure(&change.config);
+        let word = if change.is_good { "reloaded: " } else { "reload refused, nothing has changed: " };
+        let before = kvpin.lines_with(word);
+        kvpin.signal("HUP");
+        let line = until("the reload is told", async || kvpin.newest_line_with(word, before)).await;
+        assert!(line.contains(change.said), "reload {number}: {line}");
+        refused += usize::from(!change.is_good);
+        sleep_until(begun + within.mul_f64((number + 1) as f64 / reloads as f64)).await;
+    }
+    let took = begun.elapsed();
+    let figures = load.end().await;
+    println!("{reloads} reloads in {took:?}, {refused} refused, {conversations} conversations: {figures:?}");
+    assert_eq!(figures.closes, 0, "no connection was closed");
+    let counted = async |outcome: &str| kvpin.metric(&format!("kvpin_reloads_total{{outcome=\"{outcome}\"")).await;
+    assert_eq!((counted("applied").await, counted("refused").await), ((reloads - refused) as f64, refused as f64));
+}
+
+#[tokio::test]
+async fn the_status_and_the_metrics_say_what_came_of_the_last_reload() {
+    let recorder = Recorder::start();
+    let models = |aliases: Value| config(json!({ "m": { "replicas": [recorder.url()], "aliases": aliases } }));
+    let kvpin = Kvpin::start(&models(json!([]))).await;
+    let last = async || {
+        let status = kvpin.status().await["kvpin"]["last_reload"].clone();
+        let success = kvpin.metric("kvpin_last_reload_success ").await;
+        (status, success, kvpin.metric("kvpin_last_reload_success_timestamp_seconds").await)
+    };
+    let (status, success, begun_at) = last().await;
+    assert_eq!((status, success), (Value::Null, 1.0));
+    assert!(begun_at > 1.7e9, "{begun_at}");
+
+    assert!(kvpin.reload(&models(json!(["other"]))).await);
+    let (status, success, applied_at) = last().await;
+    assert_eq!((&status["outcome"], &status["problems"]), (&json!("applied"), &json!([])));
+    assert_eq!(status["changes"], json!(["model m: aliases: [] -> [other]"]));
+    assert_eq!(success, 1.0);
+    assert!(applied_at > begun_at && status["at_unix_s"].as_f64().is_some_and(|at| (at - applied_at).abs() < 1.0));
+
+    assert!(!kvpin.reload_text("models:\n  m:\n    replicas: [http://127.0.0.1:1]\n    spill_threshold: 0\n").await);
+    let (status, success, still_applied_at) = last().await;
+    let problem = json!({ "line": 4, "path": "models.m.spill_threshold", "reason": "0 is not 1 to 65536" });
+    assert_eq!((&status["outcome"], &status["problems"]), (&json!("refused"), &json!([problem])));
+    assert_eq!((success, still_applied_at), (0.0, applied_at));
+}
+
+#[tokio::test]
+async fn of_many_signals_at_once_the_last_file_is_what_counts() {
+    let recorder = Recorder::start();
+    let models = |alias: String| config(json!({ "m": { "replicas": [recorder.url()], "aliases": [alias] } }));
+    let kvpin = Kvpin::start(&models("alias-0".to_owned())).await;
+    for number in 1..=50 {
+        kvpin.configure(&models(format!("alias-{number}")));
+        kvpin.signal("HUP");
+    }
+    until("the last file is served", async || {
+        let reply = kvpin.call(&Call::post("/v1/messages", r#"{"model":"alias-50"}"#)).await;
+        (reply.status() == 200).then_some(())
+    })
+    .await;
+    let (applied, refused) = kvpin.reloads().await;
+    assert!((1.0..=50.0).contains(&applied) && refused == 0.0, "{applied} applied, {refused} refused");
+}
+
+#[tokio::test]
+async fn a_file_can_be_held_against_what_runs_before_it_is_reloaded() {
+    let recorder = Recorder::start();
+    let models = |aliases: Value| json!({ "m": { "replicas": [recorder.url()], "aliases": aliases } });
+    let kvpin = Kvpin::start(&config(models(json!([])))).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("new.yaml");
+    let admin = kvpin.admin.to_string();
+    let check = async |text: String, more: &[&str]| {
+        std::fs::write(&file, text).expect("writes the file");
+        let file = file.to_str().expect("a path of text").to_owned();
+        let mut arguments = vec!["check".to_owned(), "--config".into(), file, "--against".into(), "running".into()];
+        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
+        let run = move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let output = spawn_blocking(run).await.expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let admin_arguments = ["--admin", admin.as_str()];
+    let same = config(models(json!([]))).to_string();
+    let (exit, stdout, stderr) = check(same.clone(), &admin_arguments).await;
+    assert_eq!((exit, stdout.as_str(), stderr.as_str()), (Some(0), "a reload would change nothing\n", ""));
+
+    let (exit, stdout, _) = check(config(models(json!(["other"]))).to_string(), &admin_arguments).await;
+    assert_eq!((exit, stdout.as_str()), (Some(0), "model m: aliases: [] -> [other]\n"));
+
+    let mut moved = config(models(json!(["other"])));
+    moved["listen"] = json!("127.0.0.1:1");
+    let (exit, stdout, stderr) = check(moved.to_string(), &admin_arguments).await;
+    assert_eq!(exit, Some(1));
+    assert!(stdout.contains("listen: [127.0.0.1:0] -> [127.0.0.1:1]\nmodel m: aliases"), "{stdout}");
+    assert!(stderr.contains("a reload would be refused:\nline 1: listen: it can only change"), "{stderr}");
+    let (exit, stdout, _) = check(moved.to_string(), &["--admin", &admin, "--json"]).await;
+    let answer: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((exit, &answer["ok"], &answer["problems"][0]["path"]), (Some(1), &json!(false), &json!("listen")));
+
+    let (exit, stdout, stderr) = check("models: {}\n".to_owned(), &admin_arguments).await;
+    assert_eq!((exit, stdout.as_str()), (Some(78), ""));
+    assert!(stderr.contains("no model is given"), "{stderr}");
+
+    let (exit, _, stderr) = check(same, &["--admin", "http://127.0.0.1:9"]).await;
+    assert_eq!(exit, Some(1));
+    assert!(stderr.contains("no kvpin answers at http://127.0.0.1:9"), "{stderr}");
+    assert_eq!(kvpin.reloads().await, (0.0, 0.0), "nothing was reloaded");
 }

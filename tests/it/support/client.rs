@@ -1,5 +1,6 @@
 //! A strict HTTP/1.1 client on a bare socket: it shows every chunk as it came, and whether a response came to its end.
 
+use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -65,10 +66,15 @@ pub async fn call(address: SocketAddr, call: &Call) -> Reply {
 
 impl Wire {
     pub async fn connect(address: SocketAddr) -> Self {
-        let stream = within("a connection", TcpStream::connect(address)).await.expect("connects");
+        Wire::try_connect(address).await.expect("connects")
+    }
+
+    /// A connection, or why there is none.
+    pub async fn try_connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = within("a connection", TcpStream::connect(address)).await?;
         stream.set_nodelay(true).expect("sets TCP_NODELAY");
         let (reader, writer) = stream.into_split();
-        Wire::of(reader, writer)
+        Ok(Wire::of(reader, writer))
     }
 
     /// Over a connection that is secured already.

@@ -163,6 +163,13 @@ impl Kvpin {
         self.reload_text(&config.to_string()).await
     }
 
+    /// Replaces the configuration that is read next, whoever reads it at this moment.
+    pub fn configure(&self, config: &Value) {
+        let [new, file] = ["new", "kvpin.yaml"].map(|name| self.directory.path().join(name));
+        std::fs::write(&new, config.to_string()).expect("writes the configuration");
+        std::fs::rename(&new, &file).expect("puts the configuration in its place");
+    }
+
     /// As [`Kvpin::reload`], with any text for a file.
     pub async fn reload_text(&self, text: &str) -> bool {
         let before = self.reloads().await;

@@ -6,16 +6,19 @@ pub mod claude;
 pub mod client;
 pub mod edge;
 pub mod front;
+pub mod generations;
 pub mod h2;
 pub mod hand;
 pub mod keys;
 pub mod kvpin;
+pub mod load;
 pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
 pub mod secure;
 pub mod stage;
+pub mod storyteller;
 
 use std::time::Duration;
 
@@ -26,6 +29,11 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Whether the tests that take long are to run in their full size: with `KVPIN_IT_FULL=1`.
+pub fn full() -> bool {
+    std::env::var_os("KVPIN_IT_FULL").is_some_and(|value| value == "1")
+}
 
 /// The result of `future`, which must come before the deadline.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
