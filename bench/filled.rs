@@ -81,5 +81,5 @@ fn policy(entries_max: u64) -> Policy {
 fn spec(number: u16) -> ReplicaSpec {
     let authority = format!("127.0.0.1:{}", 8000 + number);
     let address = authority.parse().expect("an address");
-    ReplicaSpec { name: authority.clone(), address, authority, rank: None, drain: false }
+    ReplicaSpec { name: authority.clone(), address, authority, is_tls: false, rank: None, drain: false }
 }

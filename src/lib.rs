@@ -11,7 +11,7 @@
 //!          .----------+-----------.
 //!        proxy      replica     admin       the edges; none of them knows another
 //!   client <-> engine  probe,     /metrics,
-//!   byte for byte      scrape     status, drain
+//!   byte for byte      scrape     page, drain
 //!          '----------+-----------'
 //!                  dispatch   routing table, lock, clock, leases            metrics   what is counted live
 //!                     |
@@ -20,14 +20,16 @@
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
 //!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
 //!        keys           who is asking: API keys, what each may do and uses
+//!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
 //! ```
 //!
 //! # The path of a request
 //!
-//! 1. Pingora accepts a connection and reads the head. [`proxy`] checks the head's size and looks the path up among the
-//!    endpoints it knows. A path that isn't there doesn't exist. [`keys`] says whose the API key is that the head shows, and
-//!    whether there is a place for him. Of who has none, nothing more is read.
+//! 1. Pingora accepts a connection. [`proxy`] secures it where its listener has TLS, and has Pingora read the head: of one
+//!    request after the other, or on HTTP/2 of many at a time, each in a task of its own. It checks the head's size and looks
+//!    the path up among the endpoints it knows. A path that isn't there doesn't exist. [`keys`] says whose the API key is
+//!    that the head shows, and whether there is a place for him. Of who has none, nothing more is read.
 //! 2. [`conversation`] looks in the head for the session. What the head doesn't say, it looks for in the body as it
 //!    arrives, and stops at the byte where it has its answer. Of a conversation that isn't known it takes the fingerprint of
 //!    the history too, from what is at hand. What was read is kept.
@@ -41,9 +43,10 @@
 //!
 //! # Who may call whom
 //!
-//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`config`],
-//! [`conversation`], [`usage`] and [`metrics`] are leaves; the two that read bodies share `json`. The edges share what
-//! they must through [`dispatch::Routing`].
+//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`],
+//! [`usage`] and [`metrics`] are leaves, and so is [`config`] with [`tls`] below it; the two that read bodies share `json`.
+//! [`proxy`] and [`replica`] reach servers through [`connector`]. The edges share what they must through
+//! [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
@@ -59,19 +62,22 @@
 //! - From its first event on, a response is never buffered, re-encoded or delayed. Nothing is put into it but pings, and
 //!   those between events. Of a request body nothing is ever changed but the one value of `model`, where an alias stands for
 //!   the engine's name.
+//! - A handshake goes by the table that is current when the connection comes, and reads no file. A replica with TLS is sent
+//!   nothing before it has shown who it is, and is never spoken to otherwise.
 //! - Every table, buffer, list and retry has a bound.
 //! - A key of a conversation is of one caller: it holds the name of the API key. No alias, history or parent leads from one
 //!   caller's conversations to another's.
 //! - The model that an engine reads in a body is the one that the caller was allowed. Where that matters, the body is read to
 //!   its end first, and has one reading.
-//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys and paths reach no log and no metric. No API key
-//!   reaches an engine but its own.
+//! - Session ids leave [`conversation`] only as keyed hashes. Prompts, keys (private ones too) and paths reach no log and no
+//!   metric. No API key reaches an engine but its own.
 //!
 //! # What is absent on purpose
 //!
 //! Pingora's own way of proxying: it writes a head as soon as it has come, and no filter can wait for what follows, so
-//! [`proxy`] drives the exchange with Pingora's client and session itself. Pingora's `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so
-//! [`server`] starts its services itself. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
+//! [`proxy`] drives the exchange with Pingora's client and session itself. Pingora's `Server`: it sleeps through its whole
+//! grace period, can't bind port 0 and panics where it can't bind, so [`server`] starts its services itself. Pingora's TLS
+//! listeners and its HTTP/2 loop: they take certificates and limits once, at the start, and end connections without a word. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
 //! request's load and a slot to reserve. Any rewriting of requests beyond that value, and any translation between dialects.
 
 #![forbid(unsafe_code)]
@@ -80,6 +86,7 @@ pub mod admin;
 pub mod balancer;
 pub mod cli;
 pub mod config;
+pub mod connector;
 pub mod conversation;
 pub mod dispatch;
 mod json;
@@ -89,4 +96,5 @@ pub mod proxy;
 pub mod replica;
 pub mod server;
 pub mod sim;
+pub mod tls;
 pub mod usage;

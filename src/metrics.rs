@@ -3,7 +3,7 @@
 //! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
 //! the same manner in [`crate::admin`].
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Handles for counting, and the registry they stand in.
 #[derive(Clone)]
@@ -19,6 +19,10 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// Pings sent to clients because their stream was silent.
     pub pings: IntCounter,
+    /// Connections of clients that were to become secure ones. Label: outcome (done, failed, timed_out).
+    pub tls_handshakes: IntCounterVec,
+    /// When the certificates of the listeners run out. Labels: listen, host (the first that the certificate is for).
+    pub certificates_expire: IntGaugeVec,
     /// Bytes of request bodies that are held at this moment.
     pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
@@ -59,6 +63,17 @@ impl Metrics {
                 &["reason"],
             )?,
             pings: IntCounter::new("kvpin_pings_total", "Pings sent to clients because their stream was silent.")?,
+            tls_handshakes: IntCounterVec::new(
+                Opts::new("kvpin_tls_handshakes_total", "TLS handshakes of clients, by outcome."),
+                &["outcome"],
+            )?,
+            certificates_expire: IntGaugeVec::new(
+                Opts::new(
+                    "kvpin_certificate_expiry_timestamp_seconds",
+                    "When the certificates that clients are shown run out, in seconds since 1970.",
+                ),
+                &["listen", "host"],
+            )?,
             request_bytes_held: IntGauge::new(
                 "kvpin_request_held_bytes",
                 "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
@@ -79,6 +94,8 @@ impl Metrics {
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.retries.clone()))?;
         self.registry.register(Box::new(self.pings.clone()))?;
+        self.registry.register(Box::new(self.tls_handshakes.clone()))?;
+        self.registry.register(Box::new(self.certificates_expire.clone()))?;
         self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use log::{info, warn};
 use parking_lot::Mutex;
-use pingora::apps::HttpServerOptions;
 use pingora::listeners::{L4BufferSettings, ListenerConfig, TcpSocketOptions};
 use pingora::proxy::http_proxy;
 use pingora::server::configuration::ServerConf;
@@ -26,11 +25,13 @@ use tokio::sync::watch;
 use crate::admin::Proxied;
 use crate::admin::history::History;
 use crate::config::Config;
+use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::{EventKind, Reloaded, Routing};
 use crate::metrics::Metrics;
-use crate::proxy::watchdog::Watched;
+use crate::proxy::connection::Listener;
 use crate::proxy::{OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::tls::ListenerTls;
 use crate::{admin, proxy, replica};
 
 /// How often a drain looks whether the last request has ended.
@@ -69,17 +70,20 @@ impl Server {
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).context("no entropy for the key that hashes session ids")?;
         let fds: ListenFds = Arc::new(Mutex::new(Fds::new()));
-        let listen = config.listen.iter().map(|address| bind(*address, &fds)).collect::<anyhow::Result<Vec<_>>>()?;
+        let listen =
+            config.listen.iter().map(|listener| bind(listener.address, &fds)).collect::<anyhow::Result<Vec<_>>>()?;
         let admin = config.admin.map(|address| bind(address, &fds)).transpose()?;
         let routing = Arc::new(Routing::new(config, KeySecret::new(secret), Metrics::new()?));
+        show_certificates(&routing, &listen);
         let (shutdown, on_shutdown) = watch::channel(false);
         let open = OpenRequests::default();
 
         let threads = available_parallelism().map_or(1, |count| count.get());
         let serving = runtime("kvpin-proxy", threads)?;
-        let mut proxy = proxy_service(&routing, &open, &listen);
-        let (proxy_fds, proxy_shutdown) = (Arc::clone(&fds), on_shutdown.clone());
-        serving.spawn(async move { proxy.start_service(Some(proxy_fds), proxy_shutdown, 1).await });
+        for mut service in proxy_services(&routing, &open, &listen) {
+            let (proxy_fds, proxy_shutdown) = (Arc::clone(&fds), on_shutdown.clone());
+            serving.spawn(async move { service.start_service(Some(proxy_fds), proxy_shutdown, 1).await });
+        }
 
         let control = runtime("kvpin-admin", 1)?;
         if let Some(address) = admin {
@@ -115,7 +119,7 @@ impl Server {
             let mut quiet = 0;
             while quiet < QUIET_POLLS {
                 tokio::time::sleep(DRAIN_POLL).await;
-                quiet = if self.open.count() == 0 { quiet + 1 } else { 0 };
+                quiet = if self.open.is_quiet() { quiet + 1 } else { 0 };
             }
         };
         match tokio::time::timeout(grace, ended).await {
@@ -133,6 +137,7 @@ impl Server {
                 "refused"
             }
             Reloaded::Applied(changes) => {
+                show_certificates(&self.routing, &self.listen);
                 for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
                     warn!("{warning}");
                 }
@@ -172,6 +177,20 @@ fn runtime(name: &str, threads: usize) -> anyhow::Result<Runtime> {
         .context("can't start the runtime")
 }
 
+/// Has the metrics say when the certificates of the current table run out. Of several for one host, the one that does first.
+fn show_certificates(routing: &Routing, listen: &[SocketAddr]) {
+    let expiry = &routing.metrics.certificates_expire;
+    expiry.reset();
+    for (address, listener) in listen.iter().zip(&routing.table().config.listen) {
+        for certificate in listener.tls.iter().flat_map(ListenerTls::certificates) {
+            let host = certificate.names().first().map_or("-", String::as_str);
+            let gauge = expiry.with_label_values(&[address.to_string().as_str(), host]);
+            let known = Some(gauge.get()).filter(|known| *known != 0);
+            gauge.set(certificate.expires_s().min(known.unwrap_or(i64::MAX)));
+        }
+    }
+}
+
 /// What the admin listener may know of the proxy.
 fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
     let (routing, open) = (Arc::clone(routing), open.clone());
@@ -184,14 +203,14 @@ fn proxied(routing: &Arc<Routing>, open: &OpenRequests) -> Proxied {
     }
 }
 
-fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Service<Watched> {
-    let proxy = Proxy::new(Arc::clone(routing), open.clone());
-    let mut proxy = http_proxy(&Arc::new(ServerConf::default()), proxy);
-    // Cleartext HTTP/2 stays off: Pingora would leave its idle connections open for ever.
-    proxy.server_options = Some(HttpServerOptions::default());
-    let watched = Watched { inner: Arc::new(proxy), routing: Arc::clone(routing) };
-    let mut service = Service::new("kvpin".to_owned(), watched);
-    for address in listen {
+/// A service for each listener, so that each knows which one it is.
+fn proxy_services(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAddr]) -> Vec<Service<Listener>> {
+    // Pingora's own way to the replicas isn't used, but made.
+    let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
+    let proxy = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(Arc::clone(routing), open.clone())));
+    let listener = |(at, address): (usize, &SocketAddr)| {
+        let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(routing), open.clone());
+        let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, at });
         let mut socket = TcpSocketOptions::default();
         socket.tcp_keepalive = Some(TCP_KEEPALIVE);
         let listener = ListenerConfig::tcp(address.to_string())
@@ -199,6 +218,7 @@ fn proxy_service(routing: &Arc<Routing>, open: &OpenRequests, listen: &[SocketAd
             // Pingora flushes a response with a length only when its write buffer is full; without one, at once.
             .l4_buffer(L4BufferSettings::default().write(0));
         service.add_listener(listener);
-    }
-    service
+        service
+    };
+    listen.iter().enumerate().map(listener).collect()
 }

@@ -3,23 +3,28 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use pingora::http::RequestHeader;
 
 use crate::config::{KeyHash, Secret};
 use crate::keys::{Presented, presented};
 
-use super::Page;
+use super::answer::Answer;
+use super::page;
 
-/// Whether a request may have its page. `/health` says only that the process lives, and is for everybody.
-pub(super) fn check(method: &Method, path: &str, headers: &HeaderMap, token: Option<&Secret>) -> Result<(), Page> {
+/// Whether a request may have its answer. `/health` says only that the process lives, and the files of the page are the same
+/// for every kvpin: those are for everybody.
+pub(super) fn check(head: &RequestHeader, token: Option<&Secret>) -> Result<(), Answer> {
+    let (path, headers) = (head.uri.path(), &head.headers);
     match token {
-        _ if path == "/health" => Ok(()),
+        _ if path == "/health" || page::has(path) => Ok(()),
         Some(token) if has(headers, token) => Ok(()),
-        Some(_) => Err(Page::error(
-            StatusCode::UNAUTHORIZED,
-            "this takes the admin token: send it as `Authorization: Bearer TOKEN`, or give it to kvpin with --token-file",
-        )),
-        None if *method == Method::POST && !is_called_by_address(headers) => Err(Page::error(
+        Some(_) => {
+            let message = "this takes the admin token: send it as `Authorization: Bearer TOKEN`, or give it to kvpin with --token-file";
+            let answer = Answer::error(StatusCode::UNAUTHORIZED, message);
+            Err(answer.with(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
+        }
+        None if head.method == Method::POST && !is_called_by_address(headers) => Err(Answer::error(
             StatusCode::FORBIDDEN,
             "the host has to be an IP address or localhost, so that no page in a browser can give orders",
         )),
@@ -55,31 +60,32 @@ fn is_localhost(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderName, HeaderValue};
-
     use super::*;
 
     fn status(method: &str, path: &str, lines: &[(&'static str, &'static str)], token: Option<&str>) -> u16 {
-        let line = |(name, value): &(&'static str, &'static str)| {
-            (HeaderName::from_static(name), HeaderValue::from_static(value))
-        };
-        let headers = lines.iter().map(line).collect();
+        let mut head = RequestHeader::build(method, path.as_bytes(), None).unwrap();
+        for (name, value) in lines {
+            head.append_header(*name, *value).unwrap();
+        }
         let token = token.map(Secret::new);
-        let checked = check(&method.parse().unwrap(), path, &headers, token.as_ref());
-        checked.map_or_else(|page| page.status.as_u16(), |()| 200)
+        check(&head, token.as_ref()).map_or_else(|answer| answer.status.as_u16(), |()| 200)
     }
 
     #[test]
-    fn with_a_token_every_page_but_health_takes_it() {
+    fn with_a_token_everything_takes_it_but_health_and_the_files_of_the_page() {
         let status = |path: &str, lines: &[_]| status("GET", path, lines, Some("right"));
-        for path in ["/", "/metrics", "/api/v1/status", "/nothing", "/health/"] {
+        for path in
+            ["/api", "/metrics", "/api/v1/status", "/api/v1/live", "/nothing", "/health/", "/page/", "/page/../metrics"]
+        {
             assert_eq!(status(path, &[]), 401, "{path}");
             for wrong in ["Bearer wrong", "Bearer right2", "Bearer righ", "right", "Basic right", "Bearer"] {
                 assert_eq!(status(path, &[("authorization", wrong)]), 401, "{path} {wrong}");
             }
             assert_eq!(status(path, &[("authorization", "bearer right"), ("host", "kvpin.example")]), 200, "{path}");
         }
-        assert_eq!(status("/health", &[]), 200);
+        for path in ["/health", "/", "/page/main.js"] {
+            assert_eq!(status(path, &[]), 200, "{path}");
+        }
     }
 
     #[test]

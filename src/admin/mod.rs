@@ -1,14 +1,18 @@
-//! The listener for operators, on loopback or behind a token: metrics for Prometheus, the status as JSON, liveness, and draining.
+//! The listener for operators, on loopback or behind a token: a page for the browser, metrics for Prometheus, the status as
+//! JSON, liveness, and draining.
 //!
-//! Every page is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
+//! Every answer is rendered from one snapshot of each model's balancer, taken when it is asked for. No session, key or path
 //! of a request stands on any of them, only the names of API keys.
 
 mod access;
+mod answer;
 pub mod books;
 pub mod conversations;
 pub mod drain;
 pub mod history;
+pub mod live;
 pub mod metrics;
+mod page;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -18,11 +22,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::{Method, Response, StatusCode, Uri, header};
-use log::error;
-use pingora::apps::http_app::ServeHttp;
+use http::{Method, StatusCode, header};
+use log::debug;
+use pingora::Result;
+use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
+use pingora::http::RequestHeader;
 use pingora::listeners::{L4BufferSettings, ListenerConfig};
 use pingora::protocols::http::ServerSession;
+use pingora::server::ShutdownWatch;
 use pingora::services::listening::Service;
 use serde_json::json;
 
@@ -32,8 +39,11 @@ use crate::keys::{KeyRing, KeySnapshot};
 
 pub use status::Status;
 
+use answer::{Answer, JSON};
 use conversations::{CONVERSATIONS_MAX, ConversationStatus, ModelConversations};
 use history::{History, Range};
+use live::Live;
+use page::Page;
 
 /// Explains a raw request as JSON, or says why it is none.
 pub type Explain = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
@@ -50,6 +60,8 @@ pub struct Admin {
     routing: Arc<Routing>,
     proxied: Proxied,
     history: Arc<History>,
+    live: Live,
+    page: Page,
 }
 
 /// What every page is made from.
@@ -63,32 +75,27 @@ pub struct View {
     pub keys: Vec<KeySnapshot>,
 }
 
-/// A page, before it is an HTTP response.
-struct Page {
-    status: StatusCode,
-    content_type: &'static str,
-    /// The methods that would have been right, where the one that was used isn't.
-    allow: Option<&'static str>,
-    body: Vec<u8>,
-}
-
 const EXPLAIN: &str = "/api/v1/explain";
 pub const DRAIN: &str = "/api/v1/drain";
 pub const UNDRAIN: &str = "/api/v1/undrain";
 /// The most bytes of an order to drain: two names, of at most 256 and 128 bytes, in JSON.
 const ORDER_BYTES_MAX: usize = 4_096;
-const JSON: &str = "application/json";
+/// How long a connection may be idle between two requests.
+const KEEPALIVE_S: u64 = 60;
+const LIVE: &str = "/api/v1/live";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// The version of the exposition format, as Prometheus wants it named.
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What `/` answers.
+/// What `/api` answers.
 const CONTENTS: &str = concat!(
     "kvpin ",
     env!("CARGO_PKG_VERSION"),
     "\n\n\
+     /                      the page, for a browser\n\
      /metrics               for Prometheus\n\
      /api/v1/status         models and replicas as JSON\n\
+     /api/v1/live           the same once a second, as server-sent events\n\
      /api/v1/history        what the models did, ?range=1h in 10 s steps or ?range=1w in 5 min steps\n\
      /api/v1/conversations  where the newest conversations are pinned, as JSON\n\
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
@@ -99,7 +106,7 @@ const CONTENTS: &str = concat!(
 
 /// The admin listener as one of Pingora's services.
 pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied, history: Arc<History>) -> Service<Admin> {
-    let mut service = Service::new("kvpin admin".to_owned(), Admin { routing, proxied, history });
+    let mut service = Service::new("kvpin admin".to_owned(), Admin::new(routing, proxied, history));
     // Without a write buffer the head of a response leaves even if no body follows it.
     let buffer = L4BufferSettings::default().write(0);
     service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffer));
@@ -107,98 +114,137 @@ pub fn service(routing: Arc<Routing>, address: SocketAddr, proxied: Proxied, his
 }
 
 #[async_trait]
-impl ServeHttp for Admin {
-    async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
-        let head = session.req_header();
-        let table = self.routing.table();
-        let token = table.config.admin_token.as_ref().map(|token| &token.secret);
-        if let Err(page) = access::check(&head.method, head.uri.path(), &head.headers, token) {
-            let is_head = head.method == Method::HEAD;
-            // The request may have a body, which nobody is going to read.
-            session.set_keepalive(None);
-            return page.response(is_head);
+impl HttpServerApp for Admin {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        mut session: ServerSession,
+        shutdown: &ShutdownWatch,
+    ) -> Option<ReusedHttpStream> {
+        match session.read_request().await {
+            Ok(true) => {}
+            // The client has gone, or what it sent is no request.
+            Ok(false) | Err(_) => return None,
         }
-        let posted = match (&head.method, head.uri.path()) {
-            (&Method::POST, EXPLAIN) => Some(self.explain(session).await),
-            (&Method::POST, DRAIN) => Some(self.order(session, Order::Drain).await),
-            (&Method::POST, UNDRAIN) => Some(self.order(session, Order::Undrain).await),
-            _ => None,
-        };
-        if let Some(page) = posted {
-            return page.response(false);
+        session.set_keepalive(if *shutdown.borrow() { None } else { Some(KEEPALIVE_S) });
+        if let Err(error) = self.serve(&mut session, shutdown).await {
+            debug!("an admin page was not read to its end: {}", error.etype().as_str());
+            return None;
         }
-        let head = session.req_header();
-        let page = self.page(&head.method, &head.uri);
-        let is_head = head.method == Method::HEAD;
-        if page.allow.is_some() {
-            // The request may have a body, which nobody is going to read.
-            session.set_keepalive(None);
-        }
-        page.response(is_head)
+        let settings = HttpPersistentSettings::for_session(&session);
+        let stream = session.finish().await.ok().flatten()?;
+        Some(ReusedHttpStream::from_reusable_stream(stream, settings))
     }
 }
 
 impl Admin {
-    fn page(&self, method: &Method, uri: &Uri) -> Page {
-        let render: fn(&Self, &str) -> Result<Page, Page> = match uri.path() {
-            "/" => |_, _| Ok(Page::ok(TEXT, CONTENTS)),
-            "/health" => |_, _| Ok(Page::ok(JSON, r#"{"status":"ok"}"#)),
+    fn new(routing: Arc<Routing>, proxied: Proxied, history: Arc<History>) -> Self {
+        Admin { routing, proxied, history, live: Live::new(), page: Page::new() }
+    }
+
+    async fn serve(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<()> {
+        let head = session.req_header();
+        if let Err(answer) = self.admit(head) {
+            // The request may have a body, which nobody is going to read.
+            session.set_keepalive(None);
+            return answer.write(session).await;
+        }
+        let answer = match (&head.method, head.uri.path()) {
+            (&Method::POST, EXPLAIN) => self.explain(session).await,
+            (&Method::POST, DRAIN) => self.order(session, Order::Drain).await,
+            (&Method::POST, UNDRAIN) => self.order(session, Order::Undrain).await,
+            (&Method::GET, LIVE) => match self.live.seat() {
+                Ok(_seat) => return self.live(session, shutdown).await,
+                Err(answer) => answer,
+            },
+            _ => self.read_only(head),
+        };
+        if answer.status == StatusCode::METHOD_NOT_ALLOWED {
+            session.set_keepalive(None);
+        }
+        answer.write(session).await
+    }
+
+    /// Whether whoever sent this may have an answer to it.
+    fn admit(&self, head: &RequestHeader) -> std::result::Result<(), Answer> {
+        let table = self.routing.table();
+        let token = table.config.admin_token.as_ref().map(|token| &token.secret);
+        access::check(head, token)
+    }
+
+    /// Streams the status for as long as the reader may have it: a reload may have changed the token.
+    async fn live(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<()> {
+        let head = session.req_header().clone();
+        self.live.stream(session, shutdown, || self.admit(&head).is_ok(), || self.status_json()).await
+    }
+
+    /// The answers that can only be read.
+    fn read_only(&self, head: &RequestHeader) -> Answer {
+        let render: fn(&Self, &RequestHeader) -> Answer = match head.uri.path() {
+            "/api" => |_, _| Answer::ok(TEXT, CONTENTS),
+            "/health" => |_, _| Answer::ok(JSON, r#"{"status":"ok"}"#),
             "/metrics" => |admin, _| admin.metrics(),
             "/api/v1/status" => |admin, _| admin.status(),
             "/api/v1/conversations" => |admin, _| admin.conversations(),
             "/api/v1/history" => Self::history,
-            EXPLAIN => return Page::wrong_method("POST", "POST a raw HTTP request"),
-            DRAIN | UNDRAIN => return Page::wrong_method("POST", "POST a model and a replica"),
-            _ => return Page::error(StatusCode::NOT_FOUND, "there is no such page; / lists those that there are"),
+            LIVE => |_, _| Answer::ok(live::CONTENT_TYPE, ""),
+            path if page::has(path) => |admin, head| admin.page.answer(head),
+            EXPLAIN => return Answer::wrong_method("POST", "POST a raw HTTP request"),
+            DRAIN | UNDRAIN => return Answer::wrong_method("POST", "POST a model and a replica"),
+            _ => return Answer::not_found(),
         };
-        if *method != Method::GET && *method != Method::HEAD {
-            return Page::wrong_method("GET, HEAD", "this page can only be read");
+        if head.method != Method::GET && head.method != Method::HEAD {
+            return Answer::wrong_method("GET, HEAD", "this page can only be read");
         }
-        render(self, uri.query().unwrap_or_default()).unwrap_or_else(|page| page)
+        render(self, head)
     }
 
     /// Explains the raw request that is the body of this one.
-    async fn explain(&self, session: &mut ServerSession) -> Page {
+    async fn explain(&self, session: &mut ServerSession) -> Answer {
         let limits = &self.routing.table().config.limits;
         let request = match read(session, limits.head_bytes_max + limits.body_bytes_max).await {
             Ok(request) => request,
-            Err(page) => return page,
+            Err(answer) => return answer,
         };
         match (self.proxied.explain)(&request) {
-            Ok(explanation) => Page::ok(JSON, explanation),
-            Err(reason) => Page::error(StatusCode::BAD_REQUEST, &reason),
+            Ok(explanation) => Answer::ok(JSON, explanation),
+            Err(reason) => Answer::error(StatusCode::BAD_REQUEST, &reason),
         }
     }
 
     /// Drains the replica that the body names, or lets it serve again. Only JSON that says that it is JSON is taken: a page in
     /// an operator's browser can't send such a request to another origin without asking first.
-    async fn order(&self, session: &mut ServerSession, order: Order) -> Page {
+    async fn order(&self, session: &mut ServerSession, order: Order) -> Answer {
         let content_type = session.req_header().headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !content_type.is_some_and(|value| value.starts_with(JSON)) {
             session.set_keepalive(None);
-            return Page::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json");
+            return Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/json");
         }
         let body = match read(session, ORDER_BYTES_MAX).await {
             Ok(body) => body,
-            Err(page) => return page,
+            Err(answer) => return answer,
         };
         match drain::order(&self.routing.table(), order, &body) {
-            Ok(answer) => serde_json::to_vec(&answer).map_or_else(Page::failed, |answer| Page::ok(JSON, answer)),
-            Err(refused) => Page::error(refused.status, &refused.message),
+            Ok(answer) => Answer::json(&answer),
+            Err(refused) => Answer::error(refused.status, &refused.message),
         }
     }
 
-    fn metrics(&self) -> Result<Page, Page> {
-        let text = metrics::render(&self.view(), &self.routing.metrics.registry).map_err(Page::failed)?;
-        Ok(Page::ok(EXPOSITION, text))
+    fn metrics(&self) -> Answer {
+        match metrics::render(&self.view(), &self.routing.metrics.registry) {
+            Ok(text) => Answer::ok(EXPOSITION, text),
+            Err(error) => Answer::failed(error),
+        }
     }
 
-    fn status(&self) -> Result<Page, Page> {
-        let status = serde_json::to_vec(&Status::of(&self.view())).map_err(Page::failed)?;
-        Ok(Page::ok(JSON, status))
+    fn status(&self) -> Answer {
+        self.status_json().map_or_else(Answer::failed, |status| Answer::ok(JSON, status))
     }
 
-    fn conversations(&self) -> Result<Page, Page> {
+    fn status_json(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&Status::of(&self.view()))
+    }
+
+    fn conversations(&self) -> Answer {
         let table = self.routing.table();
         let of_model = |model: &Arc<Model>| {
             let newest = model.dispatcher.with(|balancer, now| balancer.conversations(CONVERSATIONS_MAX, now));
@@ -206,18 +252,18 @@ impl Admin {
             ModelConversations { name: model.name.clone(), conversations }
         };
         let models: Vec<_> = table.models.iter().map(of_model).collect();
-        let page = serde_json::to_vec(&json!({ "models": models })).map_err(Page::failed)?;
-        Ok(Page::ok(JSON, page))
+        Answer::json(&json!({ "models": models }))
     }
 
-    fn history(&self, query: &str) -> Result<Page, Page> {
+    fn history(&self, head: &RequestHeader) -> Answer {
+        let query = head.uri.query().unwrap_or_default();
         let word = query.split('&').find_map(|pair| pair.strip_prefix("range=")).unwrap_or("1h");
-        let range = Range::parse(word)
-            .ok_or_else(|| Page::error(StatusCode::BAD_REQUEST, "the range is 1h (the default) or 1w"))?;
+        let Some(range) = Range::parse(word) else {
+            return Answer::error(StatusCode::BAD_REQUEST, "the range is 1h (the default) or 1w");
+        };
         let now = SystemTime::now();
         let events = self.routing.events.since(now - range.length());
-        let page = serde_json::to_vec(&self.history.page(range, &events, now)).map_err(Page::failed)?;
-        Ok(Page::ok(JSON, page))
+        Answer::json(&self.history.page(range, &events, now))
     }
 
     fn view(&self) -> View {
@@ -236,7 +282,7 @@ impl Admin {
 }
 
 /// The whole body of a request.
-async fn read(session: &mut ServerSession, bytes_max: usize) -> Result<Vec<u8>, Page> {
+async fn read(session: &mut ServerSession, bytes_max: usize) -> std::result::Result<Vec<u8>, Answer> {
     let mut body = Vec::new();
     loop {
         match session.read_request_body().await {
@@ -244,47 +290,8 @@ async fn read(session: &mut ServerSession, bytes_max: usize) -> Result<Vec<u8>, 
             Ok(None) => return Ok(body),
             Ok(Some(_)) | Err(_) => {
                 session.set_keepalive(None);
-                return Err(Page::error(StatusCode::BAD_REQUEST, "the request is too large or did not come whole"));
+                return Err(Answer::error(StatusCode::BAD_REQUEST, "the request is too large or did not come whole"));
             }
         }
-    }
-}
-
-impl Page {
-    fn ok(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
-        Page { status: StatusCode::OK, content_type, allow: None, body: body.into() }
-    }
-
-    fn error(status: StatusCode, message: &str) -> Self {
-        let body = json!({ "error": { "message": message, "code": status.as_u16() } });
-        Page { status, content_type: JSON, allow: None, body: body.to_string().into_bytes() }
-    }
-
-    fn wrong_method(allow: &'static str, message: &str) -> Self {
-        Page { allow: Some(allow), ..Page::error(StatusCode::METHOD_NOT_ALLOWED, message) }
-    }
-
-    /// A fault of kvpin's own.
-    fn failed(error: impl std::fmt::Display) -> Self {
-        error!("an admin page could not be rendered: {error}");
-        Page::error(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; the log says why")
-    }
-
-    /// The page as a response, to a `HEAD` request without its body.
-    fn response(self, is_head: bool) -> Response<Vec<u8>> {
-        let length = self.body.len();
-        let mut response = Response::new(if is_head { Vec::new() } else { self.body });
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(self.content_type));
-        headers.insert(header::CONTENT_LENGTH, length.into());
-        headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-        if self.status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
-        }
-        if let Some(methods) = self.allow {
-            headers.insert(header::ALLOW, header::HeaderValue::from_static(methods));
-        }
-        response
     }
 }

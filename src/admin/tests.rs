@@ -1,13 +1,16 @@
 //! The pages of a balancer that the test drives by hand.
 
+mod live;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pingora::server::ShutdownWatch;
 use pingora::services::listening::Service;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
@@ -32,7 +35,7 @@ const POLICY: Policy = Policy {
 
 fn spec(name: &str, port: u16, rank: Option<u16>) -> ReplicaSpec {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
-    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), rank, drain: false }
+    ReplicaSpec { name: name.to_owned(), address, authority: address.to_string(), is_tls: false, rank, drain: false }
 }
 
 fn turn(key: u64) -> Turn<'static> {
@@ -274,20 +277,31 @@ fn nearly_all_never_reads_as_all() {
     assert_eq!(super::status::percent(0, 0), None);
 }
 
-/// A connection to an admin listener that has one model and seven open requests.
-async fn connect() -> TcpStream {
+/// An admin listener's application that has one model and seven open requests.
+fn admin() -> Arc<Admin> {
     let yaml = "listen: [127.0.0.1:0]\nmodels:\n  tiny:\n    replicas:\n      - url: http://127.0.0.1:9\n";
     let config = Config::from_yaml(yaml).unwrap();
     let routing = Routing::new(config, KeySecret::new([0; 16]), Metrics::new().unwrap());
     let proxied = Proxied { count_open: Box::new(|| 7), explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))) };
-    let admin = Arc::new(Admin { routing: Arc::new(routing), proxied, history: Arc::default() });
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    Arc::new(Admin::new(Arc::new(routing), proxied, Arc::default()))
+}
+
+/// A connection to it, of which the system holds only little that wasn't read.
+async fn connect_to(admin: &Arc<Admin>, shutdown: &ShutdownWatch) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_send_buffer_size(4_096).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = socket.listen(1).unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let (_stop, shutdown) = tokio::sync::watch::channel(false);
     let stream: pingora::protocols::Stream = Box::new(pingora::protocols::l4::stream::Stream::from(stream));
-    tokio::spawn(Service::handle_event(stream, admin, shutdown));
+    tokio::spawn(Service::handle_event(stream, Arc::clone(admin), shutdown.clone()));
     client
+}
+
+async fn connect() -> TcpStream {
+    let (_stop, shutdown) = tokio::sync::watch::channel(false);
+    connect_to(&admin(), &shutdown).await
 }
 
 /// The answer to a request after which the listener closes the connection.
@@ -306,7 +320,12 @@ async fn get(path: &str) -> (String, String) {
 #[tokio::test]
 async fn every_page_is_served_with_its_type() {
     for (path, content_type, word) in [
-        ("/", "text/plain; charset=utf-8", "/api/v1/status"),
+        ("/", "text/html; charset=utf-8", "<title>kvpin</title>"),
+        ("/?anything", "text/html; charset=utf-8", "<title>kvpin</title>"),
+        ("/page/main.js", "text/javascript; charset=utf-8", "import"),
+        ("/page/base.css", "text/css; charset=utf-8", ":root"),
+        ("/page/icon.svg", "image/svg+xml", "<svg"),
+        ("/api", "text/plain; charset=utf-8", "/api/v1/status"),
         ("/health", "application/json", "ok"),
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
         ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "kvpin_open_requests 7"),
@@ -316,6 +335,7 @@ async fn every_page_is_served_with_its_type() {
         let (head, body) = get(path).await;
         assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
         assert!(head.contains(&format!("content-type: {content_type}\r\n")), "{path}: {head}");
+        assert!(head.contains("x-content-type-options: nosniff\r\n"), "{path}: {head}");
         assert!(body.contains(word), "{path}: {body}");
     }
 }
@@ -352,4 +372,23 @@ async fn a_head_request_gets_the_head_of_the_page_and_leaves_the_connection_usab
     let (second, body) = ask(&mut client, "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     assert!(second.starts_with("http/1.1 200") && second.contains("content-length: 15\r\n"), "{second}");
     assert_eq!(body, r#"{"status":"ok"}"#);
+}
+
+#[tokio::test]
+async fn the_page_may_load_nothing_from_elsewhere_and_is_asked_for_again_each_time() {
+    let (head, _) = get("/").await;
+    for part in
+        ["default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"]
+    {
+        assert!(head.contains(part), "{part} in {head}");
+    }
+    assert!(!head.contains("unsafe-inline") && !head.contains("http:") && !head.contains("https:"), "{head}");
+    assert!(head.contains("cache-control: no-cache\r\n") && !head.contains("no-store"), "{head}");
+    let mark = head.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a mark");
+    let again = format!("GET / HTTP/1.1\r\nhost: localhost\r\nif-none-match: {mark}\r\nconnection: close\r\n\r\n");
+    let (head, body) = ask(&mut connect().await, &again).await;
+    assert!(head.starts_with("http/1.1 304") && head.contains(&format!("etag: {mark}\r\n")), "{head}");
+    assert_eq!(body, "");
+    let (head, _) = get("/api/v1/status").await;
+    assert!(head.contains("cache-control: no-store\r\n"), "{head}");
 }

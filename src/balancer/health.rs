@@ -29,6 +29,10 @@ pub enum Health {
 pub enum DownReason {
     ConnectRefused,
     ConnectTimedOut,
+    /// Its certificate is not believed, or is for somebody else: it may not be who it should be.
+    CertificateRefused,
+    /// There is no TLS to be had with it.
+    TlsFailed,
     /// It accepted a connection but did not answer a probe, or answered that its engine is dead.
     ProbeFailed,
     /// It took turns and broke them off before their first event.
@@ -123,6 +127,8 @@ impl DownReason {
         match self {
             DownReason::ConnectRefused => "connect_refused",
             DownReason::ConnectTimedOut => "connect_timed_out",
+            DownReason::CertificateRefused => "certificate_refused",
+            DownReason::TlsFailed => "tls_failed",
             DownReason::ProbeFailed => "probe_failed",
             DownReason::BrokeOff => "broke_off",
             DownReason::Failing => "failing",
@@ -135,6 +141,8 @@ impl DownReason {
         match self {
             DownReason::ConnectRefused => "connection refused",
             DownReason::ConnectTimedOut => "connection timed out",
+            DownReason::CertificateRefused => "its certificate is not trusted",
+            DownReason::TlsFailed => "TLS handshake failed",
             DownReason::ProbeFailed => "probe failed",
             DownReason::BrokeOff => "broke off",
             DownReason::Failing => "failing",

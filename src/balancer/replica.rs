@@ -27,6 +27,8 @@ pub struct ReplicaSpec {
     pub address: SocketAddr,
     /// `host:port` as configured, for the `Host` header.
     pub authority: String,
+    /// Whether it is spoken to over TLS, and never otherwise.
+    pub is_tls: bool,
     /// The data-parallel rank of the server behind `address`; `None` for a server with one engine.
     pub rank: Option<u16>,
     /// Whether the configuration wants it to take nothing new.

@@ -385,7 +385,14 @@ fn id(index: usize) -> ReplicaId {
 
 fn spec(index: usize) -> ReplicaSpec {
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], 8000 + index as u16));
-    ReplicaSpec { name: format!("r{index}"), address, authority: address.to_string(), rank: None, drain: false }
+    ReplicaSpec {
+        name: format!("r{index}"),
+        address,
+        authority: address.to_string(),
+        is_tls: false,
+        rank: None,
+        drain: false,
+    }
 }
 
 fn policy() -> Policy {

@@ -114,6 +114,8 @@ impl Vitals {
                 self.was_refused = true;
                 self.go_down(DownReason::ConnectRefused, now);
             }
+            // Asking again changes nothing, and whoever answers there is not to be given prompts meanwhile.
+            Evidence::Unreachable(DownReason::CertificateRefused) => self.go_down(DownReason::CertificateRefused, now),
             Evidence::Unreachable(reason) => self.probe_failed(reason, policy, now),
             Evidence::ProbeFailed => self.probe_failed(DownReason::ProbeFailed, policy, now),
             Evidence::BrokeOff => self.turn_failed(DownReason::BrokeOff, policy, now),

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use crate::config::{Alias, Config, ConfigError, ModelConfig, ReplicaConfig, SpillThreshold};
+use crate::config::{Alias, Config, ConfigError, ListenConfig, ModelConfig, ReplicaConfig, SpillThreshold};
+use crate::tls::{Certificate, ListenerTls};
 
 /// EX_CONFIG of sysexits.h, which systemd and scripts can tell from a crash.
 use super::EXIT_CONFIG;
@@ -61,6 +62,7 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "ok": true,
             "errors": [],
             "warnings": config.warnings(),
+            "listen": config.listen.iter().map(listener_json).collect::<Vec<_>>(),
             "keys": config.keys.as_ref().map(|keys| keys.keys.iter().map(|key| &key.name).collect::<Vec<_>>()),
             "models": config.models.iter().map(model_json).collect::<Vec<_>>(),
         }),
@@ -68,6 +70,7 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
             "ok": false,
             "errors": errors_json(err),
             "warnings": [],
+            "listen": [],
             "models": [],
         }),
     };
@@ -77,6 +80,25 @@ fn in_json(loaded: &Result<Config, ConfigError>) -> Verdict {
 fn errors_json(err: &ConfigError) -> Vec<Value> {
     let problems = err.problems().iter();
     problems.map(|p| json!({ "line": p.line, "path": p.path, "reason": p.reason })).collect()
+}
+
+fn listener_json(listener: &ListenConfig) -> Value {
+    json!({ "address": listener.address.to_string(), "tls": listener.tls.as_ref().map(tls_json) })
+}
+
+fn tls_json(tls: &ListenerTls) -> Value {
+    let certificate = |certificate: &Certificate| {
+        json!({
+            "file": certificate.path().display().to_string(),
+            "names": certificate.names(),
+            "expires_s": certificate.expires_s(),
+        })
+    };
+    json!({
+        "certificates": tls.certificates().iter().map(certificate).collect::<Vec<_>>(),
+        "client_ca": tls.client_ca().map(|authority| authority.path().display().to_string()),
+        "min_version": tls.min_version().to_string(),
+    })
 }
 
 fn model_json(model: &ModelConfig) -> Value {
@@ -100,6 +122,7 @@ fn replica_json(replica: &ReplicaConfig) -> Value {
         "name": replica.name,
         "address": replica.address.to_string(),
         "authority": replica.authority,
+        "tls": replica.tls.as_ref().map(ToString::to_string),
         "rank": replica.rank,
         "data_parallel_size": replica.data_parallel_size,
     })
@@ -116,8 +139,8 @@ struct Summary<'a>(&'a Config);
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary(config) = self;
-        for address in &config.listen {
-            writeln!(f, "listen {address}")?;
+        for listener in &config.listen {
+            write_listener(f, listener)?;
         }
         match config.admin {
             Some(address) => writeln!(f, "admin {address}")?,
@@ -144,6 +167,19 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
+fn write_listener(f: &mut fmt::Formatter<'_>, listener: &ListenConfig) -> fmt::Result {
+    write!(f, "listen {}", listener.address)?;
+    let Some(tls) = &listener.tls else { return writeln!(f) };
+    writeln!(f, " with TLS from {} on", tls.min_version())?;
+    for certificate in tls.certificates() {
+        writeln!(f, "  certificate {certificate}")?;
+    }
+    match tls.client_ca() {
+        Some(authority) => writeln!(f, "  clients need a certificate of {authority}"),
+        None => Ok(()),
+    }
+}
+
 fn write_model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
     write!(f, "model {}", model.name)?;
     if !model.aliases.is_empty() {
@@ -161,6 +197,9 @@ fn write_model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         let mut at = replica.address.to_string();
         if let Some(rank) = replica.rank {
             write!(at, " rank {rank} of {}", replica.data_parallel_size)?;
+        }
+        if let Some(tls) = &replica.tls {
+            write!(at, " over TLS, {tls}")?;
         }
         let width = width.unwrap_or_default();
         writeln!(f, "  replica {:width$}  {at}", replica.name)?;
@@ -249,6 +288,7 @@ prefer separate servers for Codex
             "ok": false,
             "errors": [{"line": 1, "path": "models", "reason": "no model is given"}],
             "warnings": [],
+            "listen": [],
             "models": [],
         });
         assert_eq!(object, expected);

@@ -19,8 +19,13 @@ pub(super) struct ServerPlace {
 }
 
 /// Checks the listeners and the admin listener against each other, and the replicas' servers against both and each other.
-pub(super) fn validate(listen: &[Place], admin: Option<&Place>, servers: &[ServerPlace], problems: &mut Problems) {
-    let own: Vec<&Place> = listen.iter().chain(admin).collect();
+pub(super) fn validate<'a>(
+    listen: impl Iterator<Item = &'a Place>,
+    admin: Option<&'a Place>,
+    servers: &[ServerPlace],
+    problems: &mut Problems,
+) {
+    let own: Vec<&Place> = listen.chain(admin).collect();
     for (i, later) in own.iter().enumerate() {
         if let Some(earlier) = own[..i].iter().find(|e| overlap(e.address, later.address)) {
             let reason = format!("{} overlaps {} of {}", later.address, earlier.address, earlier.path);

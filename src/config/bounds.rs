@@ -78,6 +78,8 @@ pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 
 pub(super) const CONVERSATION_IDLE: Number = number("conversation_idle_s", HOUR_S, 1..=30 * DAY_S);
 pub(super) const DATA_PARALLEL_SIZE: Number = number("data_parallel_size", 1, 1..=REPLICAS_MAX as u64);
 
+/// A listener's certificates are looked through in every handshake.
+pub(super) const CERTIFICATES_MAX: usize = 64;
 /// Each key has series of its own in the metrics.
 pub(super) const KEYS_MAX: usize = 4096;
 /// Of one name: the old key and the new one, and room for a mistake in between.

@@ -8,6 +8,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::Balancing;
+use crate::tls::MinVersion;
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -75,11 +76,15 @@ pub(super) struct ModelFile {
 }
 
 /// An entry of `replicas`; a plain URL is short for one with `url` only.
+#[derive(Default)]
 pub(super) struct ReplicaFile {
     pub(super) url: String,
     pub(super) name: Option<String>,
     pub(super) data_parallel_size: Option<u64>,
     pub(super) drain: Option<bool>,
+    pub(super) ca_file: Option<String>,
+    pub(super) client_certificate: Option<String>,
+    pub(super) client_key: Option<String>,
 }
 
 /// An entry of `aliases`; a plain name is short for one without `upstream`.
@@ -88,11 +93,38 @@ pub(super) struct AliasFile {
     pub(super) upstream: Option<String>,
 }
 
-/// One address or a list of them.
+/// One listener or a list of them.
 pub(super) enum Listen {
-    One(String),
-    Many(Vec<String>),
+    One(ListenerFile),
+    Many(Vec<ListenerFile>),
 }
+
+/// An entry of `listen`; a plain address is short for one without `tls`.
+pub(super) struct ListenerFile {
+    pub(super) address: String,
+    pub(super) tls: Option<TlsFile>,
+}
+
+/// `certificate` and `key` are short for a list of one.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct TlsFile {
+    pub(super) certificate: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) certificates: Option<Vec<CertificateFile>>,
+    pub(super) client_ca: Option<String>,
+    pub(super) min_version: Option<MinVersionFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CertificateFile {
+    pub(super) certificate: String,
+    pub(super) key: String,
+}
+
+/// YAML takes an unquoted version for a number.
+pub(super) struct MinVersionFile(pub(super) MinVersion);
 
 pub(super) enum SpillThresholdFile {
     Auto,
@@ -144,23 +176,87 @@ impl<'de> Deserialize<'de> for Listen {
             type Value = Listen;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an address like 127.0.0.1:8080, or a list of them")
+                f.write_str("an address like 127.0.0.1:8080, a mapping that has `address`, or a list of these")
             }
 
             fn visit_str<E: Error>(self, address: &str) -> Result<Listen, E> {
-                Ok(Listen::One(address.to_owned()))
+                Ok(Listen::One(ListenerFile { address: address.to_owned(), tls: None }))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
+                ListenerFile::deserialize(MapAccessDeserializer::new(map)).map(Listen::One)
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Listen, A::Error> {
-                let mut addresses = Vec::new();
-                while let Some(address) = seq.next_element()? {
-                    addresses.push(address);
+                let mut listeners = Vec::new();
+                while let Some(listener) = seq.next_element()? {
+                    listeners.push(listener);
                 }
-                Ok(Listen::Many(addresses))
+                Ok(Listen::Many(listeners))
             }
         }
 
         deserializer.deserialize_any(Addresses)
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenerFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Entry {
+            address: String,
+            tls: Option<TlsFile>,
+        }
+
+        struct AddressOrEntry;
+
+        impl<'de> Visitor<'de> for AddressOrEntry {
+            type Value = ListenerFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an address like 127.0.0.1:8080, or a mapping that has `address`")
+            }
+
+            fn visit_str<E: Error>(self, address: &str) -> Result<ListenerFile, E> {
+                Ok(ListenerFile { address: address.to_owned(), tls: None })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ListenerFile, A::Error> {
+                let Entry { address, tls } = Entry::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ListenerFile { address, tls })
+            }
+        }
+
+        deserializer.deserialize_any(AddressOrEntry)
+    }
+}
+
+impl<'de> Deserialize<'de> for MinVersionFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Version;
+
+        impl Visitor<'_> for Version {
+            type Value = MinVersionFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("1.2 or 1.3")
+            }
+
+            fn visit_str<E: Error>(self, version: &str) -> Result<MinVersionFile, E> {
+                match version {
+                    "1.2" => Ok(MinVersionFile(MinVersion::Tls12)),
+                    "1.3" => Ok(MinVersionFile(MinVersion::Tls13)),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+
+            fn visit_f64<E: Error>(self, version: f64) -> Result<MinVersionFile, E> {
+                self.visit_str(&version.to_string())
+            }
+        }
+
+        deserializer.deserialize_any(Version)
     }
 }
 
@@ -173,6 +269,9 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             name: Option<String>,
             data_parallel_size: Option<u64>,
             drain: Option<bool>,
+            ca_file: Option<String>,
+            client_certificate: Option<String>,
+            client_key: Option<String>,
         }
 
         struct UrlOrEntry;
@@ -185,13 +284,13 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             }
 
             fn visit_str<E: Error>(self, url: &str) -> Result<ReplicaFile, E> {
-                Ok(ReplicaFile { url: url.to_owned(), name: None, data_parallel_size: None, drain: None })
+                Ok(ReplicaFile { url: url.to_owned(), ..ReplicaFile::default() })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaFile, A::Error> {
-                let Entry { url, name, data_parallel_size, drain } =
+                let Entry { url, name, data_parallel_size, drain, ca_file, client_certificate, client_key } =
                     Entry::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ReplicaFile { url, name, data_parallel_size, drain })
+                Ok(ReplicaFile { url, name, data_parallel_size, drain, ca_file, client_certificate, client_key })
             }
         }
 

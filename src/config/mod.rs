@@ -9,7 +9,8 @@
 //! is present, in range and consistent with the others, and every hostname is an address. A problem names its line and its key path,
 //! and as many problems as can be found in one pass are reported together.
 //!
-//! This is a leaf: it knows no other module, logs nothing, and reads nothing but the file, those that it names and the resolver.
+//! This is a leaf: it knows no other module but [`crate::tls`], logs nothing, and reads nothing but the file, those that it names
+//! and the resolver.
 
 mod access;
 mod addresses;
@@ -18,21 +19,27 @@ mod error;
 mod file;
 mod keys;
 mod keys_text;
+mod listen;
 mod locate;
 mod model;
 mod named_files;
 mod reload;
 mod secret;
+mod tls;
 mod url;
 mod validate;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use serde::Deserialize;
+
+use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
 pub use error::{ConfigError, Problem};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
@@ -44,7 +51,7 @@ pub use secret::{KeyHash, Secret};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Where clients connect. Never empty; no two overlap. Port 0 lets the kernel choose.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<ListenConfig>,
     /// Who may ask; `None`: whoever can connect.
     pub keys: Option<Keys>,
     /// Whether addresses that other machines reach are served without keys.
@@ -69,6 +76,14 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
+}
+
+/// A listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenConfig {
+    pub address: SocketAddr,
+    /// `None`: what passes is not encrypted.
+    pub tls: Option<ListenerTls>,
 }
 
 /// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
@@ -195,6 +210,24 @@ pub struct ReplicaConfig {
     pub data_parallel_size: u16,
     /// Whether it takes nothing new.
     pub drain: bool,
+    /// How it is spoken to over TLS, and who it has to be; `None` for an http URL.
+    pub tls: Option<Arc<ReplicaTls>>,
+}
+
+/// What a file refers to that is not in it.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    resolve: url::Resolve<'a>,
+    /// Relative paths begin here.
+    directory: &'a FilePath,
+    /// The operating system's authorities, once anybody has asked for them.
+    system_roots: &'a OnceCell<Result<Roots, String>>,
+}
+
+impl Surroundings<'_> {
+    fn path(&self, written: &str) -> PathBuf {
+        named_files::locate(self.directory, written)
+    }
 }
 
 impl Config {
@@ -229,7 +262,8 @@ impl Config {
     }
 
     fn read_in(directory: &FilePath, text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
-        validate::validate(parse(text)?, directory, resolve).map_err(|problems| problems.locate(text))
+        let around = Surroundings { resolve, directory, system_roots: &OnceCell::new() };
+        validate::validate(parse(text)?, around).map_err(|problems| problems.locate(text))
     }
 }
 
@@ -260,6 +294,11 @@ impl ModelConfig {
                  prefer separate servers for Codex",
                 self.name
             ));
+        }
+        for replica in &self.replicas {
+            let certificate = replica.tls.as_deref().and_then(ReplicaTls::certificate);
+            let lines = certificate.into_iter().flat_map(Certificate::warnings);
+            warnings.extend(lines.map(|line| format!("model {}: replica {}: {line}", self.name, replica.name)));
         }
         if self.max_num_seqs.is_none() {
             warnings.push(format!(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::addresses::{Place, ServerPlace};
@@ -9,8 +10,10 @@ use super::bounds;
 use super::error::Problems;
 use super::file::{AliasFile, ModelFile, ReplicaFile, SpillThresholdFile};
 use super::locate::Path;
-use super::url::{self, Resolve};
-use super::{Alias, Balancing, ModelConfig, ReplicaConfig, SpillThreshold};
+use super::tls::{self, ReplicaTlsFile};
+use super::url;
+use super::{Alias, Balancing, ModelConfig, ReplicaConfig, SpillThreshold, Surroundings};
+use crate::tls::ReplicaTls;
 
 /// A model, and the servers its replicas are on for the checks across models.
 pub(super) struct Model {
@@ -35,6 +38,7 @@ struct Server {
     authority: String,
     data_parallel_size: u16,
     drain: bool,
+    tls: Option<Arc<ReplicaTls>>,
 }
 
 pub(super) fn path(name: &str) -> Path {
@@ -42,7 +46,7 @@ pub(super) fn path(name: &str) -> Path {
 }
 
 /// The model as far as it can be made out; what is wrong with it is added to `problems`.
-pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, problems: &mut Problems) -> Model {
+pub(super) fn validate(name: String, file: ModelFile, around: Surroundings<'_>, problems: &mut Problems) -> Model {
     let at = path(&name);
     check_name(&at, &name, problems);
     let aliases = aliases(&at.key("aliases"), file.aliases, problems);
@@ -56,7 +60,7 @@ pub(super) fn validate(name: String, file: ModelFile, resolve: Resolve<'_>, prob
         Balancing::Engine if !affinity => Ranks::ByEngine,
         Balancing::Engine | Balancing::LeastLoaded => Ranks::ByKvpin,
     };
-    let servers = servers(&at, file.replicas, resolve, problems);
+    let servers = servers(&at, file.replicas, around, problems);
     let replicas = replicas(&at, &servers, ranks, problems);
     let max_num_seqs = problems.within(&at, &bounds::MAX_NUM_SEQS, file.max_num_seqs).map(|seqs| seqs as u32); // Lossless: its bound is 65,536.
     let spill_threshold = spill_threshold(&at, file.spill_threshold, max_num_seqs, problems);
@@ -99,6 +103,7 @@ impl Server {
             rank,
             data_parallel_size: self.data_parallel_size,
             drain: self.drain,
+            tls: self.tls.clone(),
         }
     }
 
@@ -140,7 +145,7 @@ fn check_name(path: &Path, name: &str, problems: &mut Problems) {
     }
 }
 
-fn servers(model: &Path, entries: Vec<ReplicaFile>, resolve: Resolve<'_>, problems: &mut Problems) -> Vec<Server> {
+fn servers(model: &Path, entries: Vec<ReplicaFile>, around: Surroundings<'_>, problems: &mut Problems) -> Vec<Server> {
     let path = model.key("replicas");
     if entries.is_empty() {
         problems.add(path, "no replica is given");
@@ -150,21 +155,31 @@ fn servers(model: &Path, entries: Vec<ReplicaFile>, resolve: Resolve<'_>, proble
         too_many(path, entries.len(), problems);
         return Vec::new();
     }
-    entries.into_iter().enumerate().filter_map(|(i, entry)| server(path.index(i), entry, resolve, problems)).collect()
+    entries.into_iter().enumerate().filter_map(|(i, entry)| server(path.index(i), entry, around, problems)).collect()
 }
 
-fn server(path: Path, entry: ReplicaFile, resolve: Resolve<'_>, problems: &mut Problems) -> Option<Server> {
+fn server(path: Path, entry: ReplicaFile, around: Surroundings<'_>, problems: &mut Problems) -> Option<Server> {
     let size = problems.number(&path, &bounds::DATA_PARALLEL_SIZE, entry.data_parallel_size);
-    let found = url::parse(&entry.url).and_then(|server| Ok((server.address(resolve)?, server.authority())));
-    let (address, authority) = match found {
+    let found = url::parse(&entry.url).and_then(|server| Ok((server.address(around.resolve)?, server)));
+    let (address, server) = match found {
         Ok(found) => found,
         Err(reason) => {
             problems.add(path.key("url"), reason);
             return None;
         }
     };
+    let ReplicaFile { ca_file, client_certificate, client_key, .. } = entry;
+    let file = ReplicaTlsFile { ca_file, client_certificate, client_key };
+    let tls = if server.is_tls {
+        Some(Arc::new(tls::replica(&path, server.bare_host(), &file, around, problems)?))
+    } else {
+        tls::refuse_without_tls(&path, &file, problems);
+        None
+    };
+    let authority = server.authority();
     Some(Server {
         path,
+        tls,
         name: entry.name.unwrap_or_else(|| authority.clone()),
         address,
         authority,

@@ -1,10 +1,11 @@
 //! What differs between the configuration that runs and a new one, for the operator and for the decision to take the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::time::Duration;
 
-use super::{Config, HealthConfig, Limits, ModelConfig, ReplicaConfig, SecretFile, keys};
+use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, ReplicaConfig, SecretFile, keys};
+use crate::tls::{Authority, ListenerTls};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
 /// it is used.
@@ -25,6 +26,9 @@ impl Config {
     /// A line for each thing that is otherwise in `new`, such as `model qwen: replica x added`. Empty if both mean the same.
     pub fn changes(&self, new: &Config) -> Vec<String> {
         let mut lines = setting_changes(self.settings(), new.settings());
+        for (old, new) in self.listen.iter().zip(&new.listen).filter(|(old, new)| old.address == new.address) {
+            lines.extend(old.changes(new));
+        }
         lines.extend(secret_change("admin token", self.admin_token.as_ref(), new.admin_token.as_ref()));
         lines.extend(keys::changes(self.keys.as_ref(), new.keys.as_ref()));
         for model in &new.models {
@@ -58,7 +62,7 @@ impl Config {
             models: _,
         } = self;
         let mut settings = vec![
-            ("listen", format!("{listen:?}")),
+            ("listen", format!("[{}]", words(listen))),
             ("keys_file", or_none(keys.as_ref().map(|keys| keys.file.display()).as_ref())),
             ("allow_anonymous", allow_anonymous.to_string()),
             ("admin", admin.map_or("off".to_owned(), |a| a.to_string())),
@@ -73,6 +77,31 @@ impl Config {
         settings.extend(limits.settings());
         settings
     }
+}
+
+impl ListenConfig {
+    /// What can change while it listens.
+    fn changes(&self, new: &ListenConfig) -> Vec<String> {
+        let (Some(old), Some(new)) = (&self.tls, &new.tls) else { return Vec::new() };
+        let changes = setting_changes(tls_settings(old), tls_settings(new));
+        changes.iter().map(|change| format!("listen {}: {change}", self.address)).collect()
+    }
+}
+
+/// The address, and whether it speaks TLS: what it takes a restart to change.
+impl Display for ListenConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ListenConfig { address, tls } = self;
+        write!(f, "{address}{}", if tls.is_some() { " with tls" } else { "" })
+    }
+}
+
+fn tls_settings(tls: &ListenerTls) -> [Setting; 3] {
+    [
+        ("tls.certificates", format!("[{}]", words(tls.certificates()))),
+        ("tls.client_ca", or_none(tls.client_ca().map(Authority::to_string).as_ref())),
+        ("tls.min_version", tls.min_version().to_string()),
+    ]
 }
 
 impl HealthConfig {
@@ -185,14 +214,15 @@ impl ReplicaConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 5] {
-        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain } = self;
+    fn settings(&self) -> [Setting; 6] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, tls } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
             ("rank", or_none(rank.as_ref())),
             ("data_parallel_size", data_parallel_size.to_string()),
             ("drain", drain.to_string()),
+            ("tls", or_none(tls.as_ref())),
         ]
     }
 }

@@ -61,6 +61,7 @@ fn the_shortest_file_gets_every_default() {
         rank: None,
         data_parallel_size: 1,
         drain: false,
+        tls: None,
     };
     let health = HealthConfig {
         interval: Duration::from_secs(1),
@@ -73,7 +74,7 @@ fn the_shortest_file_gets_every_default() {
     };
     let expected = Config {
         health,
-        listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+        listen: vec![ListenConfig { address: SocketAddr::from(([127, 0, 0, 1], 8080)), tls: None }],
         keys: None,
         allow_anonymous: false,
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
@@ -134,6 +135,8 @@ fn the_commented_file_has_every_key() {
         with_top("limits: {zzz: 1}\n"),
         with_model("    zzz: 1\n"),
         with_replicas("      - {zzz: 1}\n"),
+        with_top("listen: {address: '127.0.0.1:1', zzz: 1}\n"),
+        with_top("listen: [{address: '127.0.0.1:1', tls: {zzz: 1}}]\n"),
     ] {
         // serde lists the keys that it knows: "unknown field `zzz`, expected one of `listen`, `admin`".
         let err = refused(&text);
@@ -149,6 +152,9 @@ fn the_commented_file_has_every_key() {
 #[test]
 fn every_file_in_conf_is_valid() {
     let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/conf");
+    // They are copied to where the files are that they name.
+    let dir = directory_with(&alice());
+    write_certificates(&dir.path().join("tls"));
     let mut files = 0;
     for entry in std::fs::read_dir(conf).expect("the directory conf") {
         let path = entry.expect("an entry of conf").path();
@@ -156,10 +162,23 @@ fn every_file_in_conf_is_valid() {
         if path.is_dir() {
             continue;
         }
-        Config::load(&path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+        let copy = dir.path().join(path.file_name().expect("a name"));
+        std::fs::copy(&path, &copy).expect("copies it");
+        Config::load(&copy).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
         files += 1;
     }
-    assert!(files >= 3, "{files}");
+    assert!(files >= 4, "{files}");
+}
+
+/// What the files in conf name, in the directory `tls` beside them.
+fn write_certificates(dir: &FilePath) {
+    std::fs::create_dir(dir).expect("a directory");
+    for (name, host) in [("gpu.example", "gpu.example"), ("any.lab.example", "*.lab.example"), ("kvpin", "kvpin")] {
+        let files = crate::tls::tests::issue(dir, name, &[host]);
+        std::fs::rename(&files.key, dir.join(format!("{name}.key"))).expect("renames it");
+    }
+    crate::tls::tests::issue(dir, "clients-ca", &[]);
+    crate::tls::tests::issue(dir, "boxes-ca", &[]);
 }
 
 #[test]
@@ -437,8 +456,8 @@ fn a_refusal_names_line_path_and_reason() {
             "line 3: models.b.replicas[0].url: 127.0.0.1:1 is given at models.a.replicas[0].url already; to serve it under another name use aliases",
         ),
         (
-            with_replicas("      - name: x\n        url: https://127.0.0.1:1\n"),
-            "line 5: models.m.replicas[0].url: TLS towards replicas is not supported yet",
+            with_replicas("      - name: x\n        url: ftp://127.0.0.1:1\n"),
+            "line 5: models.m.replicas[0].url: the scheme `ftp` is not supported",
         ),
         (
             with_replicas("      - http://127.0.0.1:1/v1\n"),
@@ -467,7 +486,7 @@ models:
   a:
     balancing: engine
     max_num_seqs: 0
-    replicas: [https://127.0.0.1:1, http://127.0.0.1:2/v1]
+    replicas: [ftp://127.0.0.1:1, http://127.0.0.1:2/v1]
   b:
     aliases: [a]
 default_model: c
@@ -532,6 +551,7 @@ models:
     let warnings = valid(text).warnings();
     let starts = [
         "listen 0.0.0.0:8081: anyone",
+        "listen 0.0.0.0:8081: keys and prompts pass unencrypted",
         "model m: /v1/responses turns can't be pinned",
         "model m: max_num_seqs is not configured: 32 is assumed",
     ];
@@ -574,7 +594,10 @@ fn files_that_a_configuration_names_are_read_from_its_own_directory() {
     let secrets = [config.admin_token.as_ref(), config.models[0].upstream_key.as_ref()];
     let secrets = secrets.map(|secret| secret.map(|secret| secret.secret.expose().to_owned()));
     assert_eq!(secrets, [Some("0123456789abcdef012345".to_owned()), Some("engine-key".to_owned())]);
-    assert_eq!(config.warnings(), ["admin 10.0.0.1:2: the token and the pages pass unencrypted"]);
+    let warnings = config.warnings();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("listen 10.0.0.1:1: keys and prompts pass unencrypted"), "{warnings:?}");
+    assert_eq!(warnings[1], "admin 10.0.0.1:2: the token and the pages pass unencrypted");
     let named = Config::keys_file(&directory.path().join("kvpin.yaml"));
     assert_eq!(named, Ok(Some(directory.path().join("keys.yaml"))));
 }

@@ -14,26 +14,27 @@ pub(super) struct Server {
     /// As it is written; an IPv6 address in brackets.
     host: String,
     port: u16,
+    /// Whether it is spoken to over TLS.
+    pub(super) is_tls: bool,
 }
 
-/// What http means where no port is written.
+/// What http and https mean where no port is written.
 const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
 
 /// The system's resolver. Blocks.
 pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// Takes `http://host[:port][/]` and nothing else; the reason of a refusal says what to write.
+/// Takes `http[s]://host[:port][/]` and nothing else; the reason of a refusal says what to write.
 pub(super) fn parse(url: &str) -> Result<Server, String> {
     let Some((scheme, rest)) = url.split_once("://") else {
         return Err(format!("`{url}` has no scheme; write http://{url}"));
     };
-    if scheme.eq_ignore_ascii_case("https") {
-        return Err("TLS towards replicas is not supported yet; give an http URL".to_owned());
-    }
-    if !scheme.eq_ignore_ascii_case("http") {
-        return Err(format!("the scheme `{scheme}` is not supported; http is"));
+    let is_tls = scheme.eq_ignore_ascii_case("https");
+    if !is_tls && !scheme.eq_ignore_ascii_case("http") {
+        return Err(format!("the scheme `{scheme}` is not supported; http and https are"));
     }
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
@@ -41,7 +42,7 @@ pub(super) fn parse(url: &str) -> Result<Server, String> {
     if authority.contains('@') {
         return Err("a user or password in the URL is not supported".to_owned());
     }
-    server(authority)
+    server(authority, is_tls)
 }
 
 impl Server {
@@ -52,8 +53,7 @@ impl Server {
 
     /// The address to connect to: IPv4 if there is one, because a vLLM server listens on 0.0.0.0 unless told otherwise.
     pub(super) fn address(&self, resolve: Resolve<'_>) -> Result<SocketAddr, String> {
-        let bare = self.host.trim_start_matches('[').trim_end_matches(']');
-        let address = match bare.parse::<IpAddr>() {
+        let address = match self.bare_host().parse::<IpAddr>() {
             Ok(ip) => SocketAddr::new(ip, self.port),
             Err(_) => self.lookup(resolve)?,
         };
@@ -62,6 +62,11 @@ impl Server {
             return Err(format!("{} {reason}", self.host));
         }
         Ok(address)
+    }
+
+    /// The host without the brackets of an IPv6 address.
+    pub(super) fn bare_host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
     fn lookup(&self, resolve: Resolve<'_>) -> Result<SocketAddr, String> {
@@ -92,19 +97,20 @@ fn refuse_tail(tail: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn server(authority: &str) -> Result<Server, String> {
+fn server(authority: &str, is_tls: bool) -> Result<Server, String> {
     let invalid = || format!("`{authority}` is not a host with a port, like 127.0.0.1:8000");
     // `Authority` accepts any text after the host's colon, so the port is read here.
     let parsed: Authority = authority.parse().map_err(|_| invalid())?;
     let host = parsed.host();
     let port = match authority[host.len()..].strip_prefix(':') {
+        None if is_tls => HTTPS_PORT,
         None => HTTP_PORT,
         Some(port) => port.parse().map_err(|_| invalid())?,
     };
     if host.is_empty() || port == 0 {
         return Err(invalid());
     }
-    Ok(Server { host: host.to_owned(), port })
+    Ok(Server { host: host.to_owned(), port, is_tls })
 }
 
 #[cfg(test)]
@@ -124,9 +130,12 @@ mod tests {
             ("http://[::1]:8000", "[::1]:8000"),
             ("http://[::1]", "[::1]:80"),
             ("http://vllm_0.local:65535", "vllm_0.local:65535"),
+            ("https://gpu-box", "gpu-box:443"),
+            ("HTTPS://[::1]:8443/", "[::1]:8443"),
         ] {
             let server = parse(url).expect(url);
             assert_eq!(server.authority(), authority, "{url}");
+            assert_eq!(server.is_tls, url.to_ascii_lowercase().starts_with("https"), "{url}");
         }
     }
 
@@ -134,7 +143,6 @@ mod tests {
     fn a_url_that_names_more_or_less_than_a_server_is_refused() {
         for (url, reason) in [
             ("127.0.0.1:8000", "write http://127.0.0.1:8000"),
-            ("https://127.0.0.1:8000", "TLS towards replicas"),
             ("unix:///run/vllm", "scheme `unix`"),
             ("http://127.0.0.1:8000/v1", "without `/v1`"),
             ("http://127.0.0.1:8000/v1?x=/", "without `/v1`"),

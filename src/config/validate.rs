@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path as FilePath;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -11,41 +10,41 @@ use super::access;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{Bytes, File, HealthFile, LimitsFile, Listen, ModelFile, Ordered};
+use super::file::{Bytes, File, HealthFile, LimitsFile, ModelFile, Ordered};
+use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
-use super::url::Resolve;
-use super::{Config, HealthConfig, Limits, ModelConfig, model};
+use super::{Config, HealthConfig, Limits, ModelConfig, Surroundings, model};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.
-const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
 const ADMIN_OFF: &str = "off";
 
-/// The configuration that a file means, or all that is wrong with it. Other files are named from `directory` on.
-pub(super) fn validate(mut file: File, directory: &FilePath, resolve: Resolve<'_>) -> Result<Config, Problems> {
+/// The configuration that a file means, or all that is wrong with it.
+pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Config, Problems> {
     let top = Path::default();
     let mut problems = Problems::default();
-    let mut named_files = NamedFiles::read(&file, directory, &mut problems);
-    let listen = listen(file.listen.take(), &mut problems);
+    let mut named_files = NamedFiles::read(&file, around.directory, &mut problems);
+    let listen = listen::validate(file.listen.take(), around, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
     let health = health(&file.health, &mut problems);
     let limits = limits(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     access::validate(&listen, admin.as_ref(), &file, &mut problems);
-    let (mut models, servers) = models(file.models, resolve, &mut problems);
+    let (mut models, servers) = models(file.models, around, &mut problems);
     for model in &mut models {
         model.upstream_key = named_files.upstream_keys.remove(&model.name);
     }
     names(&models, file.default_model.as_deref(), &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
-    addresses::validate(&listen, admin.as_ref(), &servers, &mut problems);
+    addresses::validate(listen.iter().map(|listener| &listener.place), admin.as_ref(), &servers, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
     Ok(Config {
-        listen: listen.iter().map(|place| place.address).collect(),
+        listen: listen.into_iter().map(Listener::config).collect(),
         keys: named_files.keys,
         allow_anonymous: file.allow_anonymous.unwrap_or(false),
         admin: admin.map(|place| place.address),
@@ -119,25 +118,6 @@ pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
     limits
 }
 
-fn listen(file: Option<Listen>, problems: &mut Problems) -> Vec<Place> {
-    let path = Path::default().key("listen");
-    let given: Vec<(Path, String)> = match file {
-        None => {
-            return vec![Place { path, address: LISTEN_DEFAULT }];
-        }
-        Some(Listen::One(text)) => vec![(path, text)],
-        Some(Listen::Many(texts)) if texts.is_empty() => {
-            problems.add(path, "the list is empty; nobody could connect");
-            return Vec::new();
-        }
-        Some(Listen::Many(texts)) => {
-            let indexed = texts.into_iter().enumerate();
-            indexed.map(|(i, text)| (path.index(i), text)).collect()
-        }
-    };
-    given.into_iter().filter_map(|(path, text)| place(path, &text, problems)).collect()
-}
-
 fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     let path = Path::default().key("admin");
     match file {
@@ -147,7 +127,7 @@ fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {
     }
 }
 
-fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
+pub(super) fn place(path: Path, text: &str, problems: &mut Problems) -> Option<Place> {
     match text.parse() {
         Ok(address) => Some(Place { path, address }),
         Err(_) => {
@@ -192,7 +172,7 @@ fn session_headers(file: &[String], problems: &mut Problems) -> Vec<HeaderName> 
 
 fn models(
     file: Ordered<ModelFile>,
-    resolve: Resolve<'_>,
+    around: Surroundings<'_>,
     problems: &mut Problems,
 ) -> (Vec<ModelConfig>, Vec<ServerPlace>) {
     if file.0.is_empty() {
@@ -201,7 +181,7 @@ fn models(
     let mut models = Vec::new();
     let mut servers = Vec::new();
     for (name, file) in file.0 {
-        let model = model::validate(name, file, resolve, problems);
+        let model = model::validate(name, file, around, problems);
         servers.extend(model.servers);
         models.push(model.config);
     }

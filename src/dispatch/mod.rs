@@ -18,7 +18,7 @@ use crate::balancer::{
 use crate::conversation::ConversationKey;
 
 pub use events::{Event, EventKind, Events};
-pub use routing::{Model, Named, Reloaded, Routing, Table};
+pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
 /// Time since the process began to serve, the same for every balancer. It never goes back.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! The routing table: which model a name means. One snapshot, swapped as a whole by a reload.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig, Secret};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::keys::KeyRing;
 use crate::metrics::Metrics;
+use crate::tls::ReplicaTls;
 
 use super::{Clock, Dispatcher, Events};
 
@@ -31,6 +33,8 @@ pub struct Table {
     /// In the order of the configuration.
     pub models: Vec<Arc<Model>>,
     by_name: HashMap<String, Named>,
+    /// How the servers are spoken to that speak TLS.
+    tls: HashMap<SocketAddr, Arc<ReplicaTls>>,
     /// Who may ask; `None`: whoever can connect.
     pub keys: Option<KeyRing>,
     /// What in a request names its conversation.
@@ -47,6 +51,10 @@ pub struct Named {
     /// What the engine calls the model, where it is not to see the name that the client wrote.
     pub upstream: Option<Arc<str>>,
 }
+
+/// A replica is not configured any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
 
 /// A served model.
 #[derive(Debug)]
@@ -141,8 +149,21 @@ impl Table {
             (None, _) => None,
         };
         let identity = IdentityRules::new(config.session_headers.clone());
+        let replicas = config.models.iter().flat_map(|model| &model.replicas);
+        let tls = replicas.filter_map(|replica| Some((replica.address, replica.tls.clone()?))).collect();
         let keys = config.keys.as_ref().map(|keys| KeyRing::new(&keys.keys, old_keys));
-        Table { models, by_name, keys, identity, fallback, config }
+        Table { models, by_name, tls, keys, identity, fallback, config }
+    }
+
+    /// How a replica is spoken to: over TLS, or in the clear (`Ok(None)`).
+    ///
+    /// # Errors
+    /// When it wants TLS, and this table doesn't know it: a reload has taken it out meanwhile.
+    pub fn tls_of(&self, replica: &ReplicaSpec) -> Result<Option<&Arc<ReplicaTls>>, Gone> {
+        match replica.is_tls {
+            false => Ok(None),
+            true => self.tls.get(&replica.address).map(Some).ok_or(Gone),
+        }
     }
 
     /// What a client means by a name or an alias.
@@ -215,6 +236,7 @@ fn specs(model: &ModelConfig) -> Vec<ReplicaSpec> {
             name: replica.name.clone(),
             address: replica.address,
             authority: replica.authority.clone(),
+            is_tls: replica.tls.is_some(),
             rank: replica.rank,
             drain: replica.drain,
         })

@@ -126,7 +126,9 @@ impl<'a> Attempt<'a> {
 
     /// Sends the request, and waits until the answer has shown what it is.
     async fn opened(&mut self, replica: HttpSession) -> std::result::Result<(Opening, Exchange), Broken> {
-        let mut exchange = Exchange::begin(replica, self.session, self.context).await.map_err(Broken::before_head)?;
+        let body_timeout = self.limits().body_timeout;
+        let begun = Exchange::begin(replica, self.session, self.context, body_timeout).await;
+        let mut exchange = begun.map_err(Broken::before_head)?;
         let head = self.head(&mut exchange).await.map_err(Broken::before_head)?;
         let opening = match head.status {
             StatusCode::OK if response_head::is_stream(&head) => self.stream(&mut exchange, head).await,

@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Limits;
 
+use super::downstream;
 use super::late::LateSearch;
 use super::memory::Share;
 use super::refusal::Refusal;
@@ -215,7 +216,7 @@ impl<'a> Reader<'a> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        match self.session.read_request_body().await {
+        match downstream::read(self.session, self.limits.body_timeout).await {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
             }

@@ -73,12 +73,21 @@ pub struct EngineRequest {
     pub client_pin: Option<ReplicaId>,
 }
 
-/// Requests that are being handled at this moment.
+/// Requests that are being handled at this moment, and connections that still owe their client something.
 #[derive(Clone, Debug, Default)]
-pub struct OpenRequests(Arc<AtomicUsize>);
+pub struct OpenRequests(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    requests: AtomicUsize,
+    owing: AtomicUsize,
+}
 
 /// Counts one request as open until it is dropped.
 struct Open(OpenRequests);
+
+/// Of a connection: what its requests have written may not have gone out yet. On HTTP/2 that is another task's to do.
+pub struct Owed(OpenRequests);
 
 impl EngineRequest {
     /// The request as the balancer sees it.
@@ -97,20 +106,37 @@ impl EngineRequest {
 }
 
 impl OpenRequests {
+    /// The requests.
     pub fn count(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.0.requests.load(Ordering::Acquire)
+    }
+
+    /// Whether every request has ended, and every client has got what it was sent.
+    pub fn is_quiet(&self) -> bool {
+        self.count() == 0 && self.0.owing.load(Ordering::Acquire) == 0
+    }
+
+    pub fn owe(&self) -> Owed {
+        self.0.owing.fetch_add(1, Ordering::Acquire);
+        Owed(self.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Release);
+        self.0.0.requests.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.0.owing.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl Context {
     pub fn new(open: &OpenRequests) -> Self {
-        open.0.fetch_add(1, Ordering::Acquire);
+        open.0.requests.fetch_add(1, Ordering::Acquire);
         Context {
             started: Instant::now(),
             dialect: Dialect::OpenAi,

@@ -8,10 +8,12 @@ use pingora::protocols::http::HttpTask;
 use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
+use tokio::time::Duration;
 
 use super::alarm::Alarm;
 use super::body::RequestBody;
 use super::context::Context;
+use super::downstream;
 use super::refusal::Refusal;
 use super::request_head;
 
@@ -22,6 +24,8 @@ pub struct Exchange {
     /// Whether the response has come to its proper end. Nothing is waited for behind it: a client that has all of its answer
     /// may ask for the next thing at once, and that would look as if it had left in the middle.
     has_ended: bool,
+    /// Rings when the client is silent in the middle of its body. Only on HTTP/2, for which Pingora has none.
+    body_alarm: Option<Alarm>,
 }
 
 /// What comes next.
@@ -54,8 +58,15 @@ impl Exchange {
     ///
     /// # Errors
     /// Of the replica, if it could not be written to; of the client, if it has left; kvpin's own refusals.
-    pub async fn begin(replica: HttpSession, session: &mut Session, context: &mut Context) -> Result<Self> {
-        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false };
+    pub async fn begin(
+        replica: HttpSession,
+        session: &mut Session,
+        context: &mut Context,
+        body_timeout: Duration,
+    ) -> Result<Self> {
+        let may_stall = session.as_http2().is_some() && !session.is_body_done();
+        let body_alarm = may_stall.then(|| Alarm::new(Some(body_timeout)));
+        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false, body_alarm };
         let head = request_head::for_replica(session, context)?;
         exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
         let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
@@ -82,12 +93,16 @@ impl Exchange {
                         return Ok(event);
                     }
                 }
-                piece = session.as_mut().read_body_or_idle(is_sent), if !is_refused => {
+                piece = heard(session, is_sent, is_refused) => {
                     let piece = piece.map_err(Error::into_down)?;
                     let is_last = session.is_body_done() || piece.is_none();
                     let piece = outgoing(session, context, piece.unwrap_or_default())?;
                     self.send(session, piece, is_last).await?;
+                    if let Some(alarm) = &mut self.body_alarm {
+                        alarm.put_off();
+                    }
                 }
+                () = rings(&mut self.body_alarm), if !is_sent && !is_refused => return Err(downstream::stalled()),
                 () = alarm.rings() => return Ok(Event::Silence),
             }
         }
@@ -136,7 +151,9 @@ impl Exchange {
         self.upload = Upload::Writing;
         let written = tokio::select! {
             written = write(&mut self.replica, piece, is_last) => written,
-            error = left(session), if session.is_body_done() => return Err(error),
+            error = downstream::left(session), if session.is_body_done() || session.as_http2().is_some() => {
+                return Err(error);
+            }
         };
         self.upload = match written {
             Ok(()) if is_last => Upload::Sent,
@@ -173,10 +190,19 @@ async fn write(replica: &mut HttpSession, piece: Bytes, is_last: bool) -> Result
     Ok(())
 }
 
-/// Waits until a client that has sent its whole request leaves, and says how.
-async fn left(session: &mut Session) -> Box<Error> {
-    match session.as_mut().read_body_or_idle(true).await {
-        Err(error) => error.into_down(),
-        Ok(_) => std::future::pending().await,
+/// What the client does next: it sends more of its body or, when it has none or nobody takes it, it leaves. On HTTP/1 that can't
+/// be seen behind a body that nobody takes.
+async fn heard(session: &mut Session, is_sent: bool, is_refused: bool) -> Result<Option<Bytes>> {
+    match (is_refused, session.as_http2().is_some()) {
+        (false, _) => session.as_mut().read_body_or_idle(is_sent).await,
+        (true, true) => Err(downstream::left(session).await),
+        (true, false) => std::future::pending().await,
+    }
+}
+
+async fn rings(alarm: &mut Option<Alarm>) {
+    match alarm {
+        Some(alarm) => alarm.rings().await,
+        None => std::future::pending().await,
     }
 }

@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering;
 
 use log::{debug, warn};
 use pingora::Result;
+use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
-use pingora::upstreams::peer::{HttpPeer, Peer as _};
 
-use crate::balancer::Evidence;
+use crate::balancer::{Evidence, ReplicaSpec};
+use crate::connector::Destination;
+use crate::dispatch::{Gone, Table};
 
 use super::Proxy;
 use super::attempt::{Attempt, Kept, Opening};
@@ -19,7 +21,7 @@ use super::context::Context;
 use super::intake::learn_late;
 use super::refusal::Refusal;
 use super::trouble::Trouble;
-use super::upstream::peer;
+use super::upstream::{UPSTREAM_IDLE, peer};
 
 impl Proxy {
     /// Brings the turn to a replica and the answer to the client.
@@ -45,13 +47,18 @@ impl Proxy {
         session: &mut Session,
         context: &mut Context,
     ) -> Result<Option<(Trouble, Option<Kept>)>> {
-        let peer = self.peer(context)?;
-        let (mut replica, is_pooled) = match self.replicas.get_http_session(&peer).await {
+        let table = self.routing.table();
+        let Some(lease) = &context.lease else { return Err(context.refused(Refusal::Internal)) };
+        let Ok(destination) = self.destination(&table, lease.replica(), context.reconnected) else {
+            return Ok(Some((Trouble::Unreachable(None), None)));
+        };
+        let (connection, is_pooled) = match self.replicas.connect(&destination).await {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
+        let mut replica = HttpSession::new_with_options(connection, &destination.peer);
         // Pingora's own loop sets it; its connector doesn't.
-        replica.write_timeout = peer.options.write_timeout;
+        replica.write_timeout = destination.peer.options.write_timeout;
         let mut attempt = Attempt::new(self, session, context);
         let (opening, exchange) = attempt.open(replica, is_pooled).await?;
         let (answer, mut exchange) = match (opening, exchange) {
@@ -60,20 +67,29 @@ impl Proxy {
             (Opening::Good(_), None) => return Err(context.refused(Refusal::Internal)),
         };
         attempt.relay(answer, &mut exchange).await?;
-        if let Some(replica) = exchange.into_reusable() {
-            self.replicas.release_http_session(replica, &peer, peer.idle_timeout()).await;
+        if let Some(mut replica) = exchange.into_reusable() {
+            replica.respect_keepalive();
+            if let Some(connection) = replica.reuse().await {
+                self.replicas.release(connection, &destination, UPSTREAM_IDLE);
+            }
         }
         Ok(None)
     }
 
-    fn peer(&self, context: &mut Context) -> Result<HttpPeer> {
-        let Some(lease) = &context.lease else { return Err(context.refused(Refusal::Internal)) };
-        let mut peer = peer(lease.replica().address, &self.routing.table().config.limits);
-        if context.reconnected {
-            // A pool of its own, so that the second chance isn't given to another connection that is stale too.
-            peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
+    /// How a replica is connected to; `Gone` if it was taken out since it was chosen, and can't be spoken to any more.
+    fn destination<'a>(
+        &self,
+        table: &'a Table,
+        replica: &ReplicaSpec,
+        is_second_chance: bool,
+    ) -> std::result::Result<Destination<'a>, Gone> {
+        let tls = table.tls_of(replica)?;
+        let mut destination = Destination::new(peer(replica.address, &table.config.limits), tls);
+        if is_second_chance {
+            // A pool of its own, so that it isn't given to another connection that is stale too.
+            destination.peer.group_key = self.fresh_pools.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(peer)
+        Ok(destination)
     }
 
     /// Chooses where the turn is tried next: the same replica on a fresh connection, or another one. Refuses where it can't

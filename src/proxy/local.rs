@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::dispatch::Table;
 use crate::keys::Caller;
 
+use super::downstream;
 use super::endpoint::{Dialect, Local};
 use super::refusal::{Answer, served_names};
 
@@ -41,7 +42,7 @@ pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
         head.insert_header("www-authenticate", scheme)?;
     }
     let is_head = session.req_header().method == http::Method::HEAD;
-    session.write_response_header(Box::new(head), is_head).await?;
+    downstream::write_head(session, Box::new(head), is_head).await?;
     if !is_head {
         session.write_response_body(Some(answer.body.into()), true).await?;
     }

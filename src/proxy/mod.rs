@@ -16,6 +16,7 @@ mod alarm;
 mod attempt;
 mod authorise;
 mod body;
+pub mod connection;
 mod context;
 mod down;
 mod downstream;
@@ -25,6 +26,7 @@ mod exchange;
 mod explain;
 mod first_event;
 mod forward;
+mod h2;
 mod hop_by_hop;
 mod identify;
 mod in_stream;
@@ -42,19 +44,19 @@ mod splice;
 mod stall;
 mod trouble;
 mod upstream;
-pub mod watchdog;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use log::debug;
-use pingora::connectors::ConnectorOptions;
-use pingora::connectors::http::v1::Connector;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, Result};
 
+use crate::balancer::Outcome;
+use crate::connector::Connector;
 use crate::dispatch::Routing;
 
 pub use access_log::TARGET as ACCESS_LOG;
@@ -153,6 +155,9 @@ impl ProxyHttp for Proxy {
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);
         }
+        if outcome == Outcome::Abandoned || matches!(context.refusal, Some(Refusal::BodyCutShort)) {
+            watchdog::abandoned();
+        }
         if let Some(error) = error {
             log_failure(error, outcome, context);
         }
@@ -184,8 +189,8 @@ enum Admitted {
 impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
-        let replicas = Connector::new(Some(ConnectorOptions::new(POOLED_MAX)));
-        // Pool 0 is the common one.
+        let replicas = Connector::new(POOLED_MAX);
+        // 0 is the common pool.
         Proxy { routing, open, memory, replicas, fresh_pools: AtomicU64::new(1) }
     }
 

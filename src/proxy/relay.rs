@@ -9,8 +9,8 @@ use crate::dispatch::Lease;
 
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
 use super::exchange::{Event, Exchange};
-use super::in_stream;
 use super::stall::{Call, Stall};
+use super::{downstream, in_stream, response_head};
 
 /// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
 const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -26,11 +26,12 @@ impl Attempt<'_> {
         if self.context.kept_waiting && !is_stream {
             return self.relay_as_event(begun, has_ended, exchange).await;
         }
+        let is_bare = response_head::is_bare(head.status);
         if !std::mem::take(&mut self.context.kept_waiting) {
             if !is_stream {
-                super::response_head::for_client(&mut head, self.context, &self.table)?;
+                response_head::for_client(&mut head, self.context, &self.table)?;
             }
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head, is_bare).await?;
         }
         if has_ended {
             self.context.answered();
@@ -44,6 +45,9 @@ impl Attempt<'_> {
         }
         self.context.answered();
         self.proxy.begun(self.session, self.context);
+        if is_bare {
+            return Ok(());
+        }
         self.session.write_response_body(None, true).await.map_err(Error::into_down)
     }
 

@@ -40,6 +40,7 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     let mut head = Box::new(session.req_header().clone());
     head.set_version(http::Version::HTTP_11);
     strip_hop_by_hop(&mut head);
+    join_cookies(&mut head)?;
     if let Some(body) = &context.body {
         body.announce(&mut head)?;
     }
@@ -68,6 +69,16 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     Ok(head)
 }
 
+/// On HTTP/2 a client may send its cookies one by one; HTTP/1 knows one such header (RFC 9113, section 8.2.3).
+fn join_cookies(head: &mut RequestHeader) -> Result<()> {
+    let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().map(|crumb| crumb.as_bytes()).collect();
+    if crumbs.len() < 2 {
+        return Ok(());
+    }
+    let joined = crumbs.join(&b"; "[..]);
+    head.insert_header(COOKIE, joined)
+}
+
 /// Has the engine see its own key, if it has one, and never one that is kvpin's to judge. Where there are neither, what the
 /// client sends goes on: an engine may ask for it.
 fn authorize(head: &mut RequestHeader, context: &Context) -> Result<()> {
@@ -93,6 +104,19 @@ fn strip_hop_by_hop(head: &mut RequestHeader) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cookies_that_came_one_by_one_are_one_header() {
+        let mut head = RequestHeader::build("POST", b"/v1/messages", None).unwrap();
+        join_cookies(&mut head).unwrap();
+        assert!(!head.headers.contains_key(COOKIE));
+        for crumb in ["a=1", "b=2; c=3", "d"] {
+            head.append_header("cookie", crumb).unwrap();
+        }
+        join_cookies(&mut head).unwrap();
+        let cookies: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3; d"]);
+    }
 
     #[test]
     fn what_belongs_to_the_clients_connection_is_stripped_and_nothing_else() {

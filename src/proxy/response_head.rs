@@ -25,14 +25,21 @@ pub fn is_stream(head: &ResponseHeader) -> bool {
     is_of_events && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(CONTENT_ENCODING)
 }
 
+/// Whether a response of that status has no body, whatever its head says of one.
+pub fn is_bare(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 /// Adds who served and why, and what the client's connection needs.
 pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -> Result<()> {
     head.set_version(Version::HTTP_11);
     for name in hop_by_hop::of_connection(&head.headers, &FRAMING) {
         head.remove_header(&name);
     }
-    let has_body = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    if has_body && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(TRANSFER_ENCODING) {
+    if !is_bare(head.status)
+        && !head.headers.contains_key(CONTENT_LENGTH)
+        && !head.headers.contains_key(TRANSFER_ENCODING)
+    {
         // A body that ends with its connection: the client's can stay.
         head.insert_header(TRANSFER_ENCODING, "chunked")?;
     }

@@ -1,8 +1,9 @@
 //! What can be wrong with a replica that was given a turn, as long as the turn can still go elsewhere.
 
-use pingora::{Error, ErrorType};
+use pingora::Error;
 
 use crate::balancer::{DownReason, Evidence};
+use crate::connector::down_reason;
 
 /// Why a try came to nothing. The same word stands in the log and in the metric of retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,11 +27,7 @@ pub enum Trouble {
 impl Trouble {
     /// Why a replica can't be connected to.
     pub fn connecting(error: &Error) -> Self {
-        Trouble::Unreachable(match error.etype() {
-            ErrorType::ConnectTimedout => Some(DownReason::ConnectTimedOut),
-            ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => Some(DownReason::ConnectRefused),
-            _ => None,
-        })
+        Trouble::Unreachable(down_reason(error))
     }
 
     /// The word used in logs and metric labels.

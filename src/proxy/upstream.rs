@@ -10,7 +10,7 @@ use crate::config::Limits;
 
 /// A pooled connection that was idle for longer isn't used: vLLM closes its idle ones after 5 s, and a turn that meets
 /// the close would fail.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 
 /// What finds out that a peer has vanished without a word: about half a minute.
 pub const TCP_KEEPALIVE: TcpKeepalive = TcpKeepalive {
@@ -27,7 +27,6 @@ pub fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
     options.connection_timeout = Some(limits.connect_timeout);
     options.total_connection_timeout = Some(limits.connect_timeout);
     options.write_timeout = Some(limits.write_timeout);
-    options.idle_timeout = Some(UPSTREAM_IDLE);
     options.tcp_keepalive = Some(TCP_KEEPALIVE);
     options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
     peer

@@ -1,15 +1,21 @@
 //! One bounded GET to an engine's server, over the same connector that the proxy's requests take.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use log::debug;
-use pingora::connectors::http::Connector;
+use log::warn;
+use parking_lot::Mutex;
 use pingora::http::RequestHeader;
-use pingora::protocols::http::client::HttpSession;
+use pingora::protocols::http::v1::client::HttpSession;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
 use thiserror::Error as ThisError;
+
+use crate::balancer::DownReason;
+use crate::connector::{Connector, Destination, down_reason, tls_cause};
 
 use super::server::Server;
 
@@ -22,7 +28,12 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 /// Asks servers for a page each. Connections are kept and used again.
 pub struct Client {
     connector: Connector,
+    /// Why servers were not spoken to over TLS, as it was logged last.
+    said: Mutex<BTreeMap<SocketAddr, String>>,
 }
+
+/// Idle connections that are kept: one or two to each of some dozens of servers.
+const POOLED_MAX: usize = 128;
 
 /// How long an answer is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +46,8 @@ pub struct Patience {
 /// Why there is no answer, or none to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ThisError)]
 pub enum Failure {
-    #[error("nothing listens there")]
-    Refused,
+    #[error("nothing listens there, or not who should")]
+    Unreachable(DownReason),
     #[error("no answer in time")]
     TimedOut,
     #[error("the answer has status {0}")]
@@ -55,7 +66,7 @@ struct Lost {
 
 impl Client {
     pub fn new() -> Self {
-        Client { connector: Connector::new(None) }
+        Client { connector: Connector::new(POOLED_MAX), said: Mutex::default() }
     }
 
     /// The body of the server's answer to `GET path`, if its status is 200.
@@ -63,10 +74,11 @@ impl Client {
         let mut peer = HttpPeer::new(server.address, false, String::new());
         peer.options.connection_timeout = Some(patience.connect);
         peer.options.total_connection_timeout = Some(patience.connect);
+        let to = Destination::new(peer, server.tls.as_ref());
         let exchange = async {
-            match self.exchange(&peer, server, path).await {
+            match self.exchange(&to, server, path).await {
                 // The server may have closed a pooled connection just as it was taken.
-                Err(Lost { failure: Failure::Broken, reused: true }) => self.exchange(&peer, server, path).await,
+                Err(Lost { failure: Failure::Broken, reused: true }) => self.exchange(&to, server, path).await,
                 answer => answer,
             }
         };
@@ -74,13 +86,37 @@ impl Client {
         answer.map_err(|_| Failure::TimedOut)?.map_err(|lost| lost.failure)
     }
 
-    async fn exchange(&self, peer: &HttpPeer, server: &Server, path: &str) -> Result<Vec<u8>, Lost> {
-        let connected = self.connector.get_http_session(peer).await;
-        let (mut session, reused) = connected.map_err(|error| Lost { failure: failure(&error), reused: false })?;
+    async fn exchange(&self, to: &Destination<'_>, server: &Server, path: &str) -> Result<Vec<u8>, Lost> {
+        let connected = self.connector.connect(to).await;
+        self.say(server, connected.as_ref().err());
+        let (stream, reused) = connected.map_err(|error| Lost { failure: failure(&error), reused: false })?;
+        let mut session = HttpSession::new_with_options(stream, &to.peer);
         let answer = ask(&mut session, server, path).await.map_err(|failure| Lost { failure, reused })?;
-        let status = session.response_header().map_or(0, |head| head.status.as_u16());
-        self.connector.release_http_session(session, peer, Some(IDLE_MAX)).await;
+        let status = session.resp_header().map_or(0, |head| head.status.as_u16());
+        session.respect_keepalive();
+        if let Some(stream) = session.reuse().await {
+            self.connector.release(stream, to, IDLE_MAX);
+        }
         if status == 200 { Ok(answer) } else { Err(Lost { failure: Failure::Status(status), reused }) }
+    }
+}
+
+impl Client {
+    /// Logs why a server can't be spoken to over TLS: once, until it can or there is another reason. The balancer's news have no
+    /// room for it.
+    fn say(&self, server: &Server, error: Option<&pingora::BError>) {
+        let mut said = self.said.lock();
+        let Some(error) = error.filter(|error| *error.etype() == ErrorType::TLSHandshakeFailure) else {
+            said.remove(&server.address);
+            return;
+        };
+        let cause = tls_cause(error);
+        // Some causes tell the time.
+        let gist = cause.replace(|letter: char| letter.is_ascii_digit(), "");
+        if said.get(&server.address) != Some(&gist) {
+            warn!("server={} can't be spoken to over TLS: {cause}", server.authority);
+            said.insert(server.address, gist);
+        }
     }
 }
 
@@ -88,10 +124,10 @@ impl Client {
 async fn ask(session: &mut HttpSession, server: &Server, path: &str) -> Result<Vec<u8>, Failure> {
     let request = request(server, path).map_err(|error| failure(&error))?;
     session.write_request_header(Box::new(request)).await.map_err(|error| failure(&error))?;
-    session.finish_request_body().await.map_err(|error| failure(&error))?;
-    session.read_response_header().await.map_err(|error| failure(&error))?;
+    session.finish_body().await.map_err(|error| failure(&error))?;
+    session.read_response().await.map_err(|error| failure(&error))?;
     let mut answer = Vec::new();
-    while let Some(chunk) = session.read_response_body().await.map_err(|error| failure(&error))? {
+    while let Some(chunk) = session.read_body_bytes().await.map_err(|error| failure(&error))? {
         if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
             return Err(Failure::TooLarge);
         }
@@ -113,7 +149,9 @@ fn request(server: &Server, path: &str) -> pingora::Result<RequestHeader> {
 fn failure(error: &Error) -> Failure {
     debug!("a request to a replica has failed: {error}");
     match error.etype() {
-        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute => Failure::Refused,
+        ErrorType::ConnectRefused | ErrorType::ConnectNoRoute | ErrorType::TLSHandshakeFailure => {
+            down_reason(error).map_or(Failure::Broken, Failure::Unreachable)
+        }
         ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout => Failure::TimedOut,
         _ => Failure::Broken,
     }

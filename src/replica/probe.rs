@@ -5,7 +5,7 @@ use std::time::Duration;
 use log::info;
 use serde_json::Value;
 
-use crate::balancer::{DownReason, Evidence};
+use crate::balancer::Evidence;
 
 use super::client::{Client, Failure, Patience};
 use super::server::Server;
@@ -62,7 +62,7 @@ impl Question {
 pub async fn probe(client: &Client, server: &Server, patience: Patience) -> Evidence {
     let evidence = match client.get(server, HEALTH_PATH, patience).await {
         Ok(_) | Err(Failure::Status(..500) | Failure::TooLarge) => Evidence::Answered,
-        Err(Failure::Refused) => Evidence::Unreachable(DownReason::ConnectRefused),
+        Err(Failure::Unreachable(reason)) => Evidence::Unreachable(reason),
         Err(Failure::Status(_) | Failure::TimedOut | Failure::Broken) => Evidence::ProbeFailed,
     };
     server.each(|balancer, id, now| {
@@ -78,7 +78,7 @@ pub async fn learn_max_num_seqs(client: &Client, server: &Server, connect: Durat
     let answer = match client.get(server, SERVER_INFO_PATH, patience).await {
         Ok(answer) => answer,
         Err(Failure::Status(_) | Failure::TooLarge) => return true,
-        Err(Failure::Refused | Failure::TimedOut | Failure::Broken) => return false,
+        Err(Failure::Unreachable(_) | Failure::TimedOut | Failure::Broken) => return false,
     };
     let Some(max_num_seqs) = max_num_seqs_in(&answer) else { return true };
     info!("server={} tells its max_num_seqs: {max_num_seqs}", server.address);

@@ -32,14 +32,14 @@ pub async fn scrape(client: &Client, server: &Server, patience: Patience) -> Scr
             Scraped::Answered
         }
         Err(Failure::Status(_) | Failure::TooLarge) => Scraped::Answered,
-        Err(Failure::Refused) => {
-            let refused = Evidence::Unreachable(DownReason::ConnectRefused);
+        Err(Failure::Unreachable(reason @ (DownReason::ConnectRefused | DownReason::CertificateRefused))) => {
+            let unreachable = Evidence::Unreachable(reason);
             server.each(|balancer, id, now| {
-                balancer.observe(id, refused, now);
+                balancer.observe(id, unreachable, now);
             });
             Scraped::Missed
         }
-        Err(Failure::TimedOut | Failure::Broken) => {
+        Err(Failure::Unreachable(_) | Failure::TimedOut | Failure::Broken) => {
             server.each(|balancer, id, now| balancer.scrape_failed(id, now));
             Scraped::Missed
         }

@@ -9,12 +9,15 @@ use http::HeaderValue;
 
 use crate::balancer::{Balancer, ReplicaId, ReplicaSpec};
 use crate::dispatch::{Model, Table};
+use crate::tls::ReplicaTls;
 
 /// One server. The ranks of a data-parallel server are several replicas behind one address.
 pub struct Server {
     pub address: SocketAddr,
     /// `host:port` as configured, for the `Host` header.
     pub authority: String,
+    /// How it is spoken to over TLS.
+    pub tls: Option<Arc<ReplicaTls>>,
     /// What the engine is shown, if it asks for a key. vLLM does so for what is under `/v1` only, and takes it everywhere.
     pub authorization: Option<HeaderValue>,
     pub replicas: Vec<Replica>,
@@ -34,9 +37,12 @@ pub fn servers(table: &Table) -> BTreeMap<SocketAddr, Server> {
         let specs: Vec<_> =
             model.dispatcher.with(|balancer, _| balancer.specs().map(|(id, spec)| (id, Arc::clone(spec))).collect());
         for (id, spec) in specs {
+            // One that is being taken out is not looked at any more.
+            let Ok(tls) = table.tls_of(&spec) else { continue };
             let server = servers.entry(spec.address).or_insert_with(|| Server {
                 address: spec.address,
                 authority: spec.authority.clone(),
+                tls: tls.cloned(),
                 // A server is one model's.
                 authorization: model.upstream_authorization.clone(),
                 replicas: Vec::new(),

@@ -154,6 +154,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         name: rank.map_or("only".to_owned(), |rank| format!("rank-{rank}")),
         address,
         authority: address.to_string(),
+        is_tls: false,
         rank: *rank,
         drain: false,
     });
@@ -170,7 +171,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), Arc::default(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();
-    Server { address, authority: address.to_string(), authorization: None, replicas }
+    Server { address, authority: address.to_string(), tls: None, authorization: None, replicas }
 }
 
 fn seen(model: &Model) -> Vec<ReplicaSnapshot> {
@@ -337,7 +338,7 @@ async fn each_way_to_fail_has_its_own_word() {
     assert_eq!(client.get(&server, "/busy", PATIENCE).await, Err(Failure::Status(503)));
     assert_eq!(client.get(&server, "/large", PATIENCE).await, Err(Failure::TooLarge));
     stub.stop().await;
-    assert_eq!(client.get(&server, "/", PATIENCE).await, Err(Failure::Refused));
+    assert_eq!(client.get(&server, "/", PATIENCE).await, Err(Failure::Unreachable(DownReason::ConnectRefused)));
 }
 
 #[tokio::test]

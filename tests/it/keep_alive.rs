@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::support::call::Call;
 use crate::support::client::Wire;
+use crate::support::edge::Edge;
 use crate::support::kvpin::Kvpin;
 use crate::support::recorder::{Recorder, sha256};
 
@@ -58,12 +59,23 @@ async fn a_connection_is_used_again_after_a_request_of_any_kind() {
     let (recorder, other) = (Recorder::start(), Recorder::start());
     let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
     let kvpin = Kvpin::serve(models).await;
-    let mut wire = kvpin.connect().await;
+    assert_every_kind(kvpin.connect().await, &recorder).await;
+}
+
+#[tokio::test]
+async fn a_secure_connection_is_used_again_as_well() {
+    let (recorder, other) = (Recorder::start(), Recorder::start());
+    let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
+    let edge = Edge::serve(models).await;
+    assert_every_kind(edge.h1().await, &recorder).await;
+}
+
+/// Each kind meets others before and after it.
+async fn assert_every_kind(mut wire: Wire, recorder: &Recorder) {
     let cases = cases();
     for distance in 1..4 {
-        // Each kind meets others before and after it.
         for at in 0..cases.len() {
-            assert_answered(&mut wire, &recorder, &cases[at * distance % cases.len()]).await;
+            assert_answered(&mut wire, recorder, &cases[at * distance % cases.len()]).await;
         }
     }
 }

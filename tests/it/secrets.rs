@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::support::call::Call;
 use crate::support::client::call;
+use crate::support::edge::Edge;
 use crate::support::kvpin::{Kvpin, config};
 use crate::support::recorder::Recorder;
 use crate::support::until;
@@ -65,6 +66,34 @@ async fn keys_sessions_prompts_and_paths_reach_no_log_no_metric_and_no_status() 
     assert!(log.lines().filter(|line| line.contains("kvpin::access")).count() >= 5, "{log}");
     for text in seen.iter().chain([&log]) {
         for secret in SECRETS {
+            assert!(!text.contains(secret), "{secret} in {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_comes_encrypted_stays_secret_and_so_do_the_keys_that_encrypt_it() {
+    let recorder = Recorder::start();
+    let mut edge = Edge::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;
+    let telling = telling_call("/v1/messages");
+    let mut client = edge.h2().await;
+    assert_eq!(client.call(&telling).await.status(), 200);
+    assert_eq!(client.call(&telling_call("/path-0ff5")).await.status(), 404);
+    assert_eq!(edge.h1().await.call(&telling).await.status(), 200);
+    let mut abandoned = client.begin(&telling).await;
+    abandoned.send(&telling.body[..telling.body.len() - 10], false);
+    abandoned.reset(h2::Reason::CANCEL);
+    until("all is over", async || (edge.kvpin.metric("kvpin_open_requests").await == 0.0).then_some(())).await;
+    edge.authority.issue(&["kvpin.test"]).write(edge.directory(), "server");
+    assert!(edge.kvpin.reload(&edge.config).await);
+    let key = std::fs::read_to_string(&edge.files.key).expect("the key");
+    let key_line = key.lines().nth(2).expect("what is in it");
+    let mut seen = vec![edge.kvpin.metrics().await, call(edge.kvpin.admin, &Call::get("/api/v1/status")).await.text()];
+    edge.kvpin.signal("TERM");
+    assert_eq!(edge.kvpin.exit().await.code(), Some(0));
+    seen.push(edge.kvpin.log());
+    for text in seen {
+        for secret in SECRETS.iter().chain([&key_line, &"BEGIN"]) {
             assert!(!text.contains(secret), "{secret} in {text}");
         }
     }

@@ -57,7 +57,14 @@ impl Rig {
 fn specs(count: u16) -> Vec<ReplicaSpec> {
     let spec = |index| {
         let address = SocketAddr::from(([127, 0, 0, 1], 8000 + index));
-        ReplicaSpec { name: format!("r{index}"), address, authority: address.to_string(), rank: None, drain: false }
+        ReplicaSpec {
+            name: format!("r{index}"),
+            address,
+            authority: address.to_string(),
+            is_tls: false,
+            rank: None,
+            drain: false,
+        }
     };
     (0..count).map(spec).collect()
 }

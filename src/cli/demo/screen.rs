@@ -132,7 +132,14 @@ mod tests {
             health: HealthPolicy::default(),
         };
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-        let spec = ReplicaSpec { name: "a".into(), address, authority: String::new(), rank: None, drain: false };
+        let spec = ReplicaSpec {
+            name: "a".into(),
+            address,
+            authority: String::new(),
+            is_tls: false,
+            rank: None,
+            drain: false,
+        };
         let snapshot = Balancer::new(policy, vec![spec], Duration::ZERO).snapshot(Duration::ZERO);
         let figures = super::super::tally::Tally::default().figures("affinity", Duration::from_secs(1));
         Picture { title: "affinity", snapshot, figures }

@@ -156,13 +156,26 @@ async fn with_a_token_the_admin_listener_serves_its_holders_and_commands_find_it
         get("/metrics", Some(TOKEN)).await.text().contains("kvpin_replica_up{model=\"m\",replica=").then_some(())
     })
     .await;
-    for path in ["/", "/metrics", "/api/v1/status", "/api/v1/conversations", "/api/v1/explain", "/nothing"] {
+    for path in [
+        "/api",
+        "/metrics",
+        "/api/v1/status",
+        "/api/v1/live",
+        "/api/v1/history",
+        "/api/v1/conversations",
+        "/api/v1/explain",
+        "/nothing",
+    ] {
         for token in [None, Some("wrong"), Some(&TOKEN[1..])] {
             let reply = get(path, token).await;
             assert_eq!((reply.status(), reply.header("www-authenticate")), (401, Some("Bearer")), "{path}");
         }
     }
-    assert_eq!((get("/health", None).await.status(), get("/metrics", Some(TOKEN)).await.status()), (200, 200));
+    // Each kvpin has the same page; what it shows takes the token.
+    for path in ["/health", "/", "/page/main.js"] {
+        assert_eq!(get(path, None).await.status(), 200, "{path}");
+    }
+    assert_eq!(get("/metrics", Some(TOKEN)).await.status(), 200);
     let order = Call::post("/api/v1/drain", json!({ "model": "m", "replica": recorder.name() }).to_string());
     assert_eq!(call(kvpin.admin, &order).await.status(), 401);
     // The file has port 0, which the commands can't know: the ones with --config are asked with the port that was given.

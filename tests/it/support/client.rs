@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::call::Call;
 use super::within;
@@ -14,7 +13,7 @@ use super::within;
 /// One connection of a client.
 pub struct Wire {
     reader: Reader,
-    writer: OwnedWriteHalf,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
 }
 
 /// A response's head.
@@ -45,7 +44,7 @@ pub enum Piece {
 }
 
 struct Reader {
-    stream: OwnedReadHalf,
+    stream: Box<dyn AsyncRead + Send + Unpin>,
     buffer: BytesMut,
     body: Body,
 }
@@ -69,8 +68,18 @@ impl Wire {
         let stream = within("a connection", TcpStream::connect(address)).await.expect("connects");
         stream.set_nodelay(true).expect("sets TCP_NODELAY");
         let (reader, writer) = stream.into_split();
-        let reader = Reader { stream: reader, buffer: BytesMut::new(), body: Body::Nothing };
-        Wire { reader, writer }
+        Wire::of(reader, writer)
+    }
+
+    /// Over a connection that is secured already.
+    pub fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        Wire::of(reader, writer)
+    }
+
+    fn of(reader: impl AsyncRead + Send + Unpin + 'static, writer: impl AsyncWrite + Send + Unpin + 'static) -> Self {
+        let reader = Reader { stream: Box::new(reader), buffer: BytesMut::new(), body: Body::Nothing };
+        Wire { reader, writer: Box::new(writer) }
     }
 
     /// Sends the whole request and waits for the whole response.
@@ -234,6 +243,11 @@ impl Head {
             (name.to_ascii_lowercase(), value.trim().to_owned())
         });
         Head { status: status.unwrap_or_else(|| panic!("a status line, not {first:?}")), headers: headers.collect() }
+    }
+
+    /// With names in lower case.
+    pub fn of(status: u16, headers: Vec<(String, String)>) -> Self {
+        Head { status, headers }
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {

@@ -47,8 +47,13 @@ pub fn run(arguments: &[&str]) -> Output {
 
 /// Starts the binary with both of its outputs at hand. It logs all that an operator may ask for while looking for a fault.
 pub fn spawn(arguments: &[&str]) -> Child {
+    spawn_in(arguments, &[])
+}
+
+/// The same with more in its environment.
+fn spawn_in(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env("RUST_LOG", "debug").stdin(Stdio::null());
+    command.args(arguments).env("RUST_LOG", "debug").envs(environment.iter().copied()).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvpin starts")
 }
 
@@ -72,13 +77,18 @@ impl Kvpin {
 
     /// As [`Kvpin::launch`], with more files in the directory of the configuration.
     pub async fn launch_with(config: &Value, files: &[(&str, &str)]) -> Self {
+        Kvpin::launch_in(config, files, &[]).await
+    }
+
+    /// As [`Kvpin::launch_with`], with more in its environment.
+    pub async fn launch_in(config: &Value, files: &[(&str, &str)], environment: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, text) in files {
             std::fs::write(directory.path().join(name), text).expect("writes a file");
         }
         let file = directory.path().join("kvpin.yaml");
         std::fs::write(&file, config.to_string()).expect("writes the configuration");
-        let mut child = spawn(&["run", "--config", file.to_str().expect("a path of text")]);
+        let mut child = spawn_in(&["run", "--config", file.to_str().expect("a path of text")], environment);
         let log = Log::of(child.stderr.take().expect("its stderr"));
         let address = log.address_after("listening on ").await;
         let admin = log.address_after("admin on ").await;

@@ -1,8 +1,12 @@
 //! What the facts are tried with: the built kvpin, clients that count bytes, and replicas that remember what arrived.
 
+pub mod authority;
 pub mod call;
 pub mod claude;
 pub mod client;
+pub mod edge;
+pub mod front;
+pub mod h2;
 pub mod hand;
 pub mod keys;
 pub mod kvpin;
@@ -10,6 +14,7 @@ pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
+pub mod secure;
 pub mod stage;
 
 use std::time::Duration;
