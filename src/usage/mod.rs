@@ -10,9 +10,9 @@
 //! allocated, and an [`Observer`] takes the same few hundred bytes whatever the length of the answer. It never fails: an
 //! answer that can't be read tells nothing.
 //!
-//! Which API an answer belongs to need not be said: what one of them means by a key, no other one uses (see
-//! [`place`]'s map). An event of a stream is what its name says, or the `type` in its data where the name says nothing,
-//! and counts once its empty line has come. Of events that tell the same figure the last one counts.
+//! Which API an answer belongs to need not be said: what one of them means by a key, no other one uses (the map is in
+//! `place.rs`). An event of a stream is what its name says, or the `type` in its data where the name says nothing, and
+//! counts once its empty line has come. Of events that tell the same figure the last one counts.
 //!
 //! The module is pure: no I/O, no clock, no entropy, no logging.
 

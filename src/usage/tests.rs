@@ -74,6 +74,7 @@ impl Report {
 }
 
 /// An answer, and whether it is a stream.
+#[expect(clippy::disallowed_methods, reason = "the answers are files")]
 fn recorded(name: &str) -> (Vec<u8>, bool) {
     let path = format!("{}/tests/wire/answers/{name}.http", env!("CARGO_MANIFEST_DIR"));
     let raw = std::fs::read(path).expect(name);
