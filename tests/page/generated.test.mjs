@@ -93,8 +93,9 @@ describe("with a status that changes its shape", () => {
     assert.equal((await tab.run(rowOf, "10.0.0.1:8000")).cached, "–");
     assert.ok(await tab.run(() => document.querySelector(".cold").hidden && document.querySelector("[data-fact='held']").hidden));
     assert.match(await textOf(tab, "#process"), /counting since/);
-    change = (status) => ({ ...status, models: status.models.map((model) => ({ ...model, held_turns: 3, hold: { p50_s: 1.2, p95_s: 14 } })) });
+    change = (status) => ({ ...status, kvpin: { ...status.kvpin, last_failed_upgrade: { at_unix_s: Date.now() / 1000, failed: "the new one ended at once" } }, models: status.models.map((model) => ({ ...model, held_turns: 3, hold: { p50_s: 1.2, p95_s: 14 } })) });
     await until("held turns are shown", async () => (await fact("held")) === "3");
+    assert.match(await textOf(tab, "#troubles"), /upgrade at .* came to nothing: the new one ended at once$/);
     assert.equal(await textOf(tab, "[data-fact='held'] .below"), `for ${format.seconds(1.2)}, p95 ${format.seconds(14)}`);
     assert.deepEqual(tab.complaints, []);
   });

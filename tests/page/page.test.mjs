@@ -243,6 +243,19 @@ describe("in front of simulated replicas", () => {
     await until("a closed tab reads nothing", () => gate.streams === 0);
   });
 
+  test("a reload that was refused is told with its reason, until one is applied", async () => {
+    const tab = await open(gate.url);
+    const told = () => textOf(tab, "#troubles");
+    assert.equal(await told(), "");
+    await stage.reload((config) => ({ ...config, no_such_key: 1 }));
+    await until("it is told", async () => /The reload at .* was refused.*no_such_key/s.test(await told()));
+    assert.match(await textOf(tab, "#process"), /reloadrefused /);
+    await stage.reload((config) => config);
+    await until("all is well again", async () => (await told()) === "");
+    assert.match(await textOf(tab, "#process"), /reloadapplied /);
+    assert.deepEqual(tab.complaints, []);
+  });
+
   test("a replica that goes down is shown as down, with its reason, and stands among the events", async () => {
     const tab = await open(gate.url);
     const name = await stage.fell();
