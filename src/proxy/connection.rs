@@ -81,6 +81,7 @@ impl Listener {
         self.routing.metrics.connections_refused.with_label_values(&[reason]).inc();
     }
 
+    /// What only some connections need is boxed: every idle one would have room for it (`tests/crowds`).
     async fn serve(&self, stream: Stream, watchdog: &Arc<Watchdog>, shutdown: &ShutdownWatch) {
         let table = self.routing.table();
         let tls = table.config.listen.get(self.at).and_then(|listener| listener.tls.as_ref());
@@ -88,7 +89,7 @@ impl Listener {
             None => stream,
             Some(tls) => {
                 let deadline = watchdog.accepted + table.config.limits.head_timeout;
-                let (outcome, secured) = match timeout_at(deadline, secured(stream, tls)).await {
+                let (outcome, secured) = match timeout_at(deadline, Box::pin(secured(stream, tls))).await {
                     Ok(Some(secured)) => ("done", Some(secured)),
                     Ok(None) => ("failed", None),
                     Err(_) => ("timed_out", None),
@@ -102,7 +103,7 @@ impl Listener {
         // A connection may last for days, and would keep the whole table.
         drop(table);
         if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
-            h2::serve(self, stream, watchdog.accepted, shutdown).await;
+            Box::pin(h2::serve(self, stream, watchdog.accepted, shutdown)).await;
         } else {
             let stream = HeadGuard::new(stream, Arc::clone(watchdog), head_bytes_max);
             ServerApp::process_new(&self.proxy, Box::new(stream), shutdown).await;
