@@ -24,7 +24,7 @@ use super::accept::Connections;
 use super::context::OpenRequests;
 use super::head_guard::HeadGuard;
 use super::watchdog::Watchdog;
-use super::{Departure, Proxy, h2};
+use super::{Departure, Proxy, h1, h2};
 
 /// What serves the connections of a listener.
 pub struct Listener {
@@ -68,9 +68,10 @@ impl ServerApp for Listener {
         None
     }
 
-    /// Called when nothing is accepted any more. Pingora then closes what is idle, and at once.
+    /// Called when nothing is accepted any more. What is idle is closed then, and at once.
     async fn cleanup(&self) {
         self.departure.idle_time_is_over().await;
+        self.departure.close_idle();
         ServerApp::cleanup(&*self.proxy).await;
     }
 }
@@ -106,7 +107,7 @@ impl Listener {
             Box::pin(h2::serve(self, stream, watchdog.accepted, shutdown)).await;
         } else {
             let stream = HeadGuard::new(stream, Arc::clone(watchdog), head_bytes_max);
-            ServerApp::process_new(&self.proxy, Box::new(stream), shutdown).await;
+            h1::serve(self, stream, shutdown).await;
         }
     }
 }

@@ -5,13 +5,16 @@
 //! Pingora, and ends a connection whose head is over the limit or comes in crumbs. A head that is only a little over it still
 //! gets through, so that kvpin can say what is wrong, in the caller's dialect.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
 use pingora::protocols::{
@@ -28,6 +31,9 @@ const SLACK_BYTES: usize = 64 * 1024;
 
 /// The most reads that a head may come in. A real one comes in one or two, and a large one over a slow line in some dozens.
 const READS_MAX: usize = 512;
+
+/// The first read of a request: a head, and a small body with it. What Pingora would begin with too.
+const FIRST_READ: usize = 4096;
 
 /// What a client is told whose head is over the limit by far. It may still be sending, and then may miss it.
 const TOO_LARGE: &[u8] =
@@ -48,11 +54,34 @@ pub struct HeadGuard {
     heads: u64,
     bytes: usize,
     reads: usize,
+    /// What has been read of a request and not been handed on yet.
+    held: Bytes,
 }
 
 impl HeadGuard {
     pub fn new(inner: Stream, watchdog: Arc<Watchdog>, head_bytes_max: usize) -> Self {
-        HeadGuard { inner, watchdog, bytes_max: head_bytes_max + SLACK_BYTES, heads: 0, bytes: 0, reads: 0 }
+        HeadGuard {
+            inner,
+            watchdog,
+            bytes_max: head_bytes_max + SLACK_BYTES,
+            heads: 0,
+            bytes: 0,
+            reads: 0,
+            held: Bytes::new(),
+        }
+    }
+
+    /// Waits for the first bytes of a request, without keeping a buffer for them meanwhile. Says whether any came before the
+    /// connection's end.
+    pub async fn begins(&mut self) -> bool {
+        poll_fn(|cx| {
+            let mut room = [const { MaybeUninit::uninit() }; FIRST_READ];
+            let mut buffer = ReadBuf::uninit(&mut room);
+            let read = ready!(Pin::new(&mut *self).poll_read(cx, &mut buffer));
+            self.held = Bytes::copy_from_slice(buffer.filled());
+            Poll::Ready(read.is_ok() && !self.held.is_empty())
+        })
+        .await
     }
 
     fn cut(&mut self, cx: &mut Context<'_>) -> io::Error {
@@ -67,6 +96,11 @@ impl HeadGuard {
 
 impl AsyncRead for HeadGuard {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.held.is_empty() {
+            let fits = self.held.len().min(buffer.remaining());
+            buffer.put_slice(&self.held.split_to(fits));
+            return Poll::Ready(Ok(()));
+        }
         if self.heads != self.watchdog.heads() {
             (self.heads, self.bytes, self.reads) = (self.watchdog.heads(), 0, 0);
         }

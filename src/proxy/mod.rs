@@ -32,6 +32,7 @@ mod first_event;
 mod forward;
 mod forwarded;
 mod framing;
+mod h1;
 mod h2;
 mod head_guard;
 mod hop_by_hop;

@@ -278,7 +278,7 @@ async fn ten_thousand_idle_connections_are_kept_and_disturb_nobody() {
         assert_served(stream, &ask).await;
     }
     drop(idle);
-    siege.end(&format!("{size} idle connections"), size * 40 * 1024 + 100 * MIB).await;
+    siege.end(&format!("{size} idle connections"), size * 24 * 1024 + 50 * MIB).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
