@@ -7,6 +7,7 @@ mod handover;
 mod keeper;
 mod life;
 mod reload;
+mod signals;
 mod sockets;
 mod transfer;
 

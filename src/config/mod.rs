@@ -25,6 +25,7 @@ mod model;
 mod named_files;
 mod reload;
 mod secret;
+mod size;
 mod surface;
 mod tls;
 mod url;
