@@ -19,6 +19,7 @@ mod error;
 mod file;
 mod keys;
 mod keys_text;
+mod limits;
 mod listen;
 mod locate;
 mod model;
@@ -47,6 +48,7 @@ use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 pub use error::{ConfigError, Problem};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
 pub use keys_text::{EditError, KeysText};
+pub use limits::Limits;
 pub use named_files::{SecretFile, one_word};
 pub use reload::Comparison;
 pub use secret::{KeyHash, Secret};
@@ -107,47 +109,6 @@ pub enum StateFile {
     Off,
     /// An absolute path.
     At(PathBuf),
-}
-
-/// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// The largest request body, in bytes. Over it: 413.
-    pub body_bytes_max: usize,
-    /// The largest request head (request line and headers), in bytes.
-    pub head_bytes_max: usize,
-    /// From the first byte of a request head to its last.
-    pub head_timeout: Duration,
-    /// How long a client's connection may idle between two requests.
-    pub keepalive_timeout: Duration,
-    /// How far a client may fall behind `body_rate_min` with its body.
-    pub body_timeout: Duration,
-    /// What a client has to send of its body on average, in bytes a second.
-    pub body_rate_min: u64,
-    /// How long one write towards a client may be stuck.
-    pub write_timeout: Duration,
-    /// How long a TCP connect to a replica may take.
-    pub connect_timeout: Duration,
-    /// Request bytes kept for one turn so that another replica can be tried. A longer body is sent once only.
-    pub replay_bytes_max: usize,
-    /// Request bytes held for all turns together; at least `replay_bytes_max`.
-    pub replay_memory_bytes_max: usize,
-    /// How long the decision on a conversation that isn't known waits for the rest of its body, which tells its history.
-    pub history_wait: Duration,
-    /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
-    pub response_timeout: Duration,
-    /// How long a stream may be silent before its client is sent a ping; `None`: no pings.
-    pub ping_interval: Option<Duration>,
-    /// Connections of clients at a time.
-    pub connections_max: usize,
-    /// Connections of one client's address at a time.
-    pub connections_per_address_max: usize,
-    /// Requests for the engines at a time.
-    pub streams_max: usize,
-    /// The replicas that one turn is tried on.
-    pub tries_max: usize,
-    /// Of those, the ones that may take it and break off.
-    pub breaks_max: usize,
 }
 
 /// How replicas are watched, and by what they are taken down and back. Defaults and accepted ranges are in `bounds.rs`.
@@ -304,12 +265,6 @@ impl Config {
     fn read_in(directory: &FilePath, text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
         let around = Surroundings { resolve, directory, system_roots: &OnceCell::new() };
         validate::validate(parse(text)?, around).map_err(|problems| problems.locate(text))
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        validate::limits(&file::LimitsFile::default(), &mut error::Problems::default())
     }
 }
 

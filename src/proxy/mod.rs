@@ -47,6 +47,7 @@ mod path;
 mod patience;
 mod pings;
 mod refusal;
+mod refusal_text;
 mod relay;
 mod request_head;
 mod response_head;
