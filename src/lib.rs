@@ -88,6 +88,7 @@ pub mod cli;
 pub mod config;
 pub mod connector;
 pub mod conversation;
+mod descriptors;
 pub mod dispatch;
 mod json;
 pub mod keys;

@@ -17,6 +17,10 @@ pub struct Metrics {
     pub time_between_tokens: HistogramVec,
     /// Requests that kvpin answered itself with an error. Label: reason.
     pub refused: IntCounterVec,
+    /// Connections of clients at this moment.
+    pub connections: IntGauge,
+    /// Connections that were closed for what they did or because there were too many. Label: reason.
+    pub connections_refused: IntCounterVec,
     /// Label: outcome (applied, refused).
     pub reloads: IntCounterVec,
     /// 1 or 0.
@@ -76,6 +80,14 @@ impl Metrics {
             )?,
             refused: IntCounterVec::new(
                 Opts::new("kvpin_refused_requests_total", "Requests that kvpin answered itself with an error."),
+                &["reason"],
+            )?,
+            connections: IntGauge::new("kvpin_connections", "Connections of clients.")?,
+            connections_refused: IntCounterVec::new(
+                Opts::new(
+                    "kvpin_connections_refused_total",
+                    "Connections of clients that were closed: there were too many, or no head came in time or within its limit.",
+                ),
                 &["reason"],
             )?,
             reloads: IntCounterVec::new(
@@ -140,6 +152,8 @@ impl Metrics {
         self.registry.register(Box::new(self.time_to_first_byte.clone()))?;
         self.registry.register(Box::new(self.time_between_tokens.clone()))?;
         self.registry.register(Box::new(self.refused.clone()))?;
+        self.registry.register(Box::new(self.connections.clone()))?;
+        self.registry.register(Box::new(self.connections_refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.last_reload_success.clone()))?;
         self.registry.register(Box::new(self.last_reload_success_at.clone()))?;

@@ -33,10 +33,11 @@ use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
 use crate::metrics::Metrics;
+use crate::proxy::accept::Connections;
 use crate::proxy::connection::Listener;
 use crate::proxy::{Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE};
 use crate::tls::ListenerTls;
-use crate::{admin, proxy, replica};
+use crate::{admin, descriptors, proxy, replica};
 
 pub use life::{Life, Start};
 use sockets::Sockets;
@@ -111,6 +112,7 @@ impl Server {
 
     /// Everything but accepting connections: the replicas are looked at from here on.
     fn prepare(config: Config, sockets: Sockets, secret: KeySecret) -> anyhow::Result<Server> {
+        descriptors::raise(&config.limits);
         let routing = Arc::new(Routing::new(config, secret, Metrics::new()?));
         let threads = available_parallelism().map_or(1, |count| count.get());
         let runtimes = Runtimes { serving: runtime("kvpin-proxy", threads)?, control: runtime("kvpin-admin", 1)? };
@@ -197,12 +199,14 @@ impl Server {
         let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
         let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
         let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
+        let connections = Connections::new(self.routing.metrics.connections.clone());
         let table = self.routing.table();
         let listener = |(at, address): (usize, &SocketAddr)| {
             let has_tls = table.config.listen.get(at).is_some_and(|listener| listener.tls.is_some());
             let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(&self.routing), self.open.clone());
-            let departure = Arc::clone(&self.departure);
-            let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, departure, at });
+            let (departure, connections) = (Arc::clone(&self.departure), Arc::clone(&connections));
+            let listener = Listener { proxy, routing, open, departure, connections, at };
+            let mut service = Service::new("kvpin".to_owned(), listener);
             let mut socket = TcpSocketOptions::default();
             socket.tcp_keepalive = Some(TCP_KEEPALIVE);
             let listener = ListenerConfig::tcp(address.to_string())

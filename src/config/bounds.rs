@@ -56,6 +56,8 @@ pub(super) const HEAD_TIMEOUT: Number = number("head_timeout_s", 10, 1..=HOUR_S)
 /// Longer than the 60 s that clients and tunnels usually keep a connection, so that they close first and no request meets a closing one.
 pub(super) const KEEPALIVE_TIMEOUT: Number = number("keepalive_timeout_s", 75, 1..=DAY_S);
 pub(super) const BODY_TIMEOUT: Number = number("body_timeout_s", 60, 1..=HOUR_S);
+/// A tenth of what the slowest mobile networks give. Held on average, with `body_timeout_s` to spare.
+pub(super) const BODY_RATE: Number = number("body_rate_min_bytes_per_s", KIB, 1..=GIB);
 pub(super) const WRITE_TIMEOUT: Number = number("write_timeout_s", 60, 1..=HOUR_S);
 /// Replicas are on this machine or next to it: a connect that takes a second has met a dead host.
 pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1000, 1..=60_000);
@@ -66,6 +68,12 @@ pub(super) const HISTORY_WAIT: Number = number("history_wait_ms", 5, 1..=1000);
 pub(super) const RESPONSE_TIMEOUT: Number = number("response_timeout_s", 600, 1..=DAY_S);
 /// The strictest client known cuts a silent stream after 20 s. 0 turns the pings off.
 pub(super) const PING_INTERVAL: Number = number("ping_interval_s", 15, 0..=HOUR_S);
+/// An idle connection costs some kilobytes (`tests/crowds`); each may need a second descriptor, towards a replica.
+pub(super) const CONNECTIONS: Number = number("connections_max", 16_384, 1..=1_000_000);
+/// Generous, because a proxy in front that isn't in `trusted_proxies` has one address for all of its clients.
+pub(super) const CONNECTIONS_PER_ADDRESS: Number = number("connections_per_address_max", 4096, 1..=1_000_000);
+/// Far over what the engines of a machine run at a time (`max_num_seqs`, some hundreds each); what is over that waits there.
+pub(super) const STREAMS: Number = number("streams_max", 8192, 1..=1_000_000);
 /// Connection attempts are bounded each, so a client waits for seconds at most where none succeeds.
 pub(super) const TRIES: Number = number("tries_max", 8, 1..=64);
 /// What broke two replicas may break them all.
@@ -100,6 +108,11 @@ pub(super) const ADMIN_TOKEN_BYTES_MIN: usize = 22;
 
 /// Each is looked up in every request.
 pub(super) const SESSION_HEADERS_MAX: usize = 16;
+/// Each is compared with every path that kvpin doesn't know.
+pub(super) const ALLOW_PATHS_MAX: usize = 64;
+pub(super) const PATH_BYTES_MAX: usize = 256;
+/// Each is looked at for every connection.
+pub(super) const TRUSTED_PROXIES_MAX: usize = 64;
 /// In a model, ranks counted. Sixteen times what the cost of a decision is measured with.
 pub(super) const REPLICAS_MAX: usize = 1024;
 /// Longer than any name on the model hub, short enough for a metric label.

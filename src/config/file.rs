@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Balancing;
 use super::size::Bytes;
+use super::surface::PathFile;
 use crate::tls::MinVersion;
 
 #[derive(Default, Deserialize)]
@@ -22,6 +23,8 @@ pub(super) struct File {
     pub(super) default_model: Option<String>,
     pub(super) session_headers: Vec<String>,
     pub(super) decision_headers: Option<bool>,
+    pub(super) allow_paths: Vec<PathFile>,
+    pub(super) trusted_proxies: Vec<String>,
     pub(super) scrape_interval_ms: Option<u64>,
     pub(super) shutdown_grace_s: Option<u64>,
     pub(super) state_file: Option<String>,
@@ -51,6 +54,7 @@ pub(super) struct LimitsFile {
     pub(super) head_timeout_s: Option<u64>,
     pub(super) keepalive_timeout_s: Option<u64>,
     pub(super) body_timeout_s: Option<u64>,
+    pub(super) body_rate_min_bytes_per_s: Option<u64>,
     pub(super) write_timeout_s: Option<u64>,
     pub(super) connect_timeout_ms: Option<u64>,
     pub(super) replay_bytes_max: Option<Bytes>,
@@ -58,6 +62,9 @@ pub(super) struct LimitsFile {
     pub(super) history_wait_ms: Option<u64>,
     pub(super) response_timeout_s: Option<u64>,
     pub(super) ping_interval_s: Option<u64>,
+    pub(super) connections_max: Option<u64>,
+    pub(super) connections_per_address_max: Option<u64>,
+    pub(super) streams_max: Option<u64>,
     pub(super) tries_max: Option<u64>,
     pub(super) breaks_max: Option<u64>,
 }

@@ -19,6 +19,7 @@ mod error;
 mod file;
 mod keys;
 mod keys_text;
+mod limits;
 mod listen;
 mod locate;
 mod model;
@@ -26,6 +27,7 @@ mod named_files;
 mod reload;
 mod secret;
 mod size;
+mod surface;
 mod tls;
 mod url;
 mod validate;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
@@ -45,9 +48,11 @@ use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 pub use error::{ConfigError, Problem};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
 pub use keys_text::{EditError, KeysText};
+pub use limits::Limits;
 pub use named_files::{SecretFile, one_word};
 pub use reload::Comparison;
 pub use secret::{KeyHash, Secret};
+pub use surface::AllowedPath;
 
 /// Everything that an operator decides, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +73,10 @@ pub struct Config {
     pub session_headers: Vec<HeaderName>,
     /// Whether responses say which replica served them and why.
     pub decision_headers: bool,
+    /// Paths of the engines that are passed on beside those that kvpin knows; 64 at most, each once.
+    pub allow_paths: Vec<AllowedPath>,
+    /// Networks of proxies whose word about their clients is passed on; 64 at most, none of them everybody.
+    pub trusted_proxies: Vec<IpNet>,
     /// What one client, and all of them together, may take.
     pub limits: Limits,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
@@ -100,39 +109,6 @@ pub enum StateFile {
     Off,
     /// An absolute path.
     At(PathBuf),
-}
-
-/// Bounds on what a request may use. Defaults and accepted ranges are in `bounds.rs`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// The largest request body, in bytes. Over it: 413.
-    pub body_bytes_max: usize,
-    /// The largest request head (request line and headers), in bytes.
-    pub head_bytes_max: usize,
-    /// From the first byte of a request head to its last.
-    pub head_timeout: Duration,
-    /// How long a client's connection may idle between two requests.
-    pub keepalive_timeout: Duration,
-    /// Between two reads of a request body.
-    pub body_timeout: Duration,
-    /// How long one write towards a client may be stuck.
-    pub write_timeout: Duration,
-    /// How long a TCP connect to a replica may take.
-    pub connect_timeout: Duration,
-    /// Request bytes kept for one turn so that another replica can be tried. A longer body is sent once only.
-    pub replay_bytes_max: usize,
-    /// Request bytes held for all turns together; at least `replay_bytes_max`.
-    pub replay_memory_bytes_max: usize,
-    /// How long the decision on a conversation that isn't known waits for the rest of its body, which tells its history.
-    pub history_wait: Duration,
-    /// From the moment a replica has been connected to until the head of its response has come. Over it: 504.
-    pub response_timeout: Duration,
-    /// How long a stream may be silent before its client is sent a ping; `None`: no pings.
-    pub ping_interval: Option<Duration>,
-    /// The replicas that one turn is tried on.
-    pub tries_max: usize,
-    /// Of those, the ones that may take it and break off.
-    pub breaks_max: usize,
 }
 
 /// How replicas are watched, and by what they are taken down and back. Defaults and accepted ranges are in `bounds.rs`.
@@ -281,6 +257,7 @@ impl Config {
     /// What works but may not be what was meant, a line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.access_warnings();
+        warnings.extend(self.allow_paths.iter().filter_map(AllowedPath::warning));
         warnings.extend(self.models.iter().flat_map(ModelConfig::warnings));
         warnings
     }
@@ -288,12 +265,6 @@ impl Config {
     fn read_in(directory: &FilePath, text: &str, resolve: url::Resolve<'_>) -> Result<Config, ConfigError> {
         let around = Surroundings { resolve, directory, system_roots: &OnceCell::new() };
         validate::validate(parse(text)?, around).map_err(|problems| problems.locate(text))
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        validate::limits(&file::LimitsFile::default(), &mut error::Problems::default())
     }
 }
 

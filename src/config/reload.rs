@@ -88,6 +88,8 @@ impl Config {
             default_model,
             session_headers,
             decision_headers,
+            allow_paths,
+            trusted_proxies,
             health,
             limits,
             scrape_interval,
@@ -105,6 +107,8 @@ impl Config {
             ("default_model", or_none(default_model.as_ref())),
             ("session_headers", format!("[{}]", words(session_headers))),
             ("decision_headers", decision_headers.to_string()),
+            ("allow_paths", format!("[{}]", words(allow_paths))),
+            ("trusted_proxies", format!("[{}]", words(trusted_proxies))),
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
             ("state_file", state_file.to_string()),
@@ -157,13 +161,14 @@ impl HealthConfig {
 }
 
 impl Limits {
-    fn settings(&self) -> [Setting; 14] {
+    fn settings(&self) -> [Setting; 18] {
         let Limits {
             body_bytes_max,
             head_bytes_max,
             head_timeout,
             keepalive_timeout,
             body_timeout,
+            body_rate_min,
             write_timeout,
             connect_timeout,
             replay_bytes_max,
@@ -171,6 +176,9 @@ impl Limits {
             history_wait,
             response_timeout,
             ping_interval,
+            connections_max,
+            connections_per_address_max,
+            streams_max,
             tries_max,
             breaks_max,
         } = self;
@@ -180,6 +188,7 @@ impl Limits {
             ("limits.head_timeout_s", seconds(head_timeout)),
             ("limits.keepalive_timeout_s", seconds(keepalive_timeout)),
             ("limits.body_timeout_s", seconds(body_timeout)),
+            ("limits.body_rate_min_bytes_per_s", body_rate_min.to_string()),
             ("limits.write_timeout_s", seconds(write_timeout)),
             ("limits.connect_timeout_ms", millis(connect_timeout)),
             ("limits.replay_bytes_max", replay_bytes_max.to_string()),
@@ -187,6 +196,9 @@ impl Limits {
             ("limits.history_wait_ms", millis(history_wait)),
             ("limits.response_timeout_s", seconds(response_timeout)),
             ("limits.ping_interval_s", seconds(&ping_interval.unwrap_or_default())),
+            ("limits.connections_max", connections_max.to_string()),
+            ("limits.connections_per_address_max", connections_per_address_max.to_string()),
+            ("limits.streams_max", streams_max.to_string()),
             ("limits.tries_max", tries_max.to_string()),
             ("limits.breaks_max", breaks_max.to_string()),
         ]

@@ -10,12 +10,11 @@ use super::access;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{File, HealthFile, LimitsFile, ModelFile, Ordered};
+use super::file::{File, HealthFile, ModelFile, Ordered};
 use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
-use super::size::Bytes;
-use super::{Config, HealthConfig, Limits, ModelConfig, StateFile, Surroundings, model};
+use super::{Config, HealthConfig, ModelConfig, StateFile, Surroundings, limits, model, surface};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.
 pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -30,7 +29,7 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
     let listen = listen::validate(file.listen.take(), around, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
     let health = health(&file.health, &mut problems);
-    let limits = limits(&file.limits, &mut problems);
+    let limits = limits::validate(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     let state_file = state_file(file.state_file.as_deref(), &mut problems);
@@ -41,6 +40,8 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
         model.upstream_key = named_files.upstream_keys.remove(&model.name);
     }
     names(&models, file.default_model.as_deref(), &mut problems);
+    let allow_paths = surface::allow_paths(file.allow_paths, &mut problems);
+    let trusted_proxies = surface::trusted_proxies(&file.trusted_proxies, &mut problems);
     let session_headers = session_headers(&file.session_headers, &mut problems);
     addresses::validate(listen.iter().map(|listener| &listener.place), admin.as_ref(), &servers, &mut problems);
     if !problems.is_empty() {
@@ -55,6 +56,8 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
         default_model: file.default_model,
         session_headers,
         decision_headers: file.decision_headers.unwrap_or(true),
+        allow_paths,
+        trusted_proxies,
         health,
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),
@@ -85,42 +88,6 @@ fn health(file: &HealthFile, problems: &mut Problems) -> HealthConfig {
         problems.add(at.key(bounds::HEALTH_BACKOFF.bound.key), reason);
     }
     health
-}
-
-pub(super) fn limits(file: &LimitsFile, problems: &mut Problems) -> Limits {
-    let at = Path::default().key("limits");
-    let mut number = |bound, given| problems.number(&at, bound, given);
-    // Lossless: `bounds` asserts a 64-bit `usize`.
-    let bytes = |number: u64| number as usize;
-    let count = bytes;
-    let size = |given: Option<Bytes>| given.map(|Bytes(bytes)| bytes);
-    let limits = Limits {
-        body_bytes_max: bytes(number(&bounds::BODY_BYTES, size(file.body_bytes_max))),
-        head_bytes_max: bytes(number(&bounds::HEAD_BYTES, size(file.head_bytes_max))),
-        head_timeout: Duration::from_secs(number(&bounds::HEAD_TIMEOUT, file.head_timeout_s)),
-        keepalive_timeout: Duration::from_secs(number(&bounds::KEEPALIVE_TIMEOUT, file.keepalive_timeout_s)),
-        body_timeout: Duration::from_secs(number(&bounds::BODY_TIMEOUT, file.body_timeout_s)),
-        write_timeout: Duration::from_secs(number(&bounds::WRITE_TIMEOUT, file.write_timeout_s)),
-        connect_timeout: Duration::from_millis(number(&bounds::CONNECT_TIMEOUT, file.connect_timeout_ms)),
-        replay_bytes_max: bytes(number(&bounds::REPLAY_BYTES, size(file.replay_bytes_max))),
-        replay_memory_bytes_max: bytes(number(&bounds::REPLAY_MEMORY, size(file.replay_memory_bytes_max))),
-        history_wait: Duration::from_millis(number(&bounds::HISTORY_WAIT, file.history_wait_ms)),
-        response_timeout: Duration::from_secs(number(&bounds::RESPONSE_TIMEOUT, file.response_timeout_s)),
-        ping_interval: match number(&bounds::PING_INTERVAL, file.ping_interval_s) {
-            0 => None,
-            seconds => Some(Duration::from_secs(seconds)),
-        },
-        tries_max: count(number(&bounds::TRIES, file.tries_max)),
-        breaks_max: count(number(&bounds::BREAKS, file.breaks_max)),
-    };
-    if limits.replay_bytes_max > limits.replay_memory_bytes_max {
-        let reason = format!(
-            "{} for one turn is more than the {} of replay_memory_bytes_max for all of them",
-            limits.replay_bytes_max, limits.replay_memory_bytes_max
-        );
-        problems.add(at.key(bounds::REPLAY_BYTES.bound.key), reason);
-    }
-    limits
 }
 
 fn admin(file: Option<&str>, problems: &mut Problems) -> Option<Place> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use pingora::http::ResponseHeader;
-use pingora::protocols::http::v1::client::HttpSession;
+use pingora::protocols::Stream;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 use tokio::time::{Instant, timeout};
@@ -28,6 +28,7 @@ use super::Proxy;
 use super::alarm::Alarm;
 use super::context::Context;
 use super::down::Waited;
+use super::downstream;
 use super::exchange::{Event, Exchange};
 use super::first_event::{FirstEvent, LOOKED_AT_MAX, Shown, trouble_of_500};
 use super::pings::Pings;
@@ -105,15 +106,15 @@ impl<'a> Attempt<'a> {
     ///
     /// # Errors
     /// What ends the turn: the client has left, or kvpin refuses.
-    pub async fn open(&mut self, replica: HttpSession, is_pooled: bool) -> Result<(Opening, Option<Exchange>)> {
+    pub async fn open(&mut self, connection: Stream, is_pooled: bool) -> Result<(Opening, Option<Exchange>)> {
         let begun = Instant::now();
         let waited = self.context.lease.as_ref().map(Waited::on);
         let opened = match waited {
             Some(waited) => tokio::select! {
-                opened = self.opened(replica) => opened,
+                opened = self.opened(connection) => opened,
                 () = waited.until_down() => return self.went_down(),
             },
-            None => self.opened(replica).await,
+            None => self.opened(connection).await,
         };
         match opened {
             Ok((opening, exchange)) => Ok((opening, Some(exchange))),
@@ -125,10 +126,10 @@ impl<'a> Attempt<'a> {
     }
 
     /// Sends the request, and waits until the answer has shown what it is.
-    async fn opened(&mut self, replica: HttpSession) -> std::result::Result<(Opening, Exchange), Broken> {
-        let body_timeout = self.limits().body_timeout;
-        let begun = Exchange::begin(replica, self.session, self.context, body_timeout).await;
-        let mut exchange = begun.map_err(Broken::before_head)?;
+    async fn opened(&mut self, connection: Stream) -> std::result::Result<(Opening, Exchange), Broken> {
+        let write_timeout = self.limits().write_timeout;
+        let exchange = Exchange::begin(connection, self.session, self.context, write_timeout);
+        let mut exchange = exchange.map_err(Broken::before_head)?;
         let head = self.head(&mut exchange).await.map_err(Broken::before_head)?;
         let opening = match head.status {
             StatusCode::OK if response_head::is_stream(&head) => self.stream(&mut exchange, head).await,
@@ -234,7 +235,7 @@ impl<'a> Attempt<'a> {
             let head = Box::new(head.clone());
             self.proxy.announce_departure(self.session);
             self.context.is_writing = true;
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head, false).await?;
             self.context.is_writing = false;
             self.context.kept_waiting = true;
             // From here on it is the ping interval that counts.

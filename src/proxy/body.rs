@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use pingora::ErrorType;
 use pingora::http::RequestHeader;
+use pingora::protocols::http::v1::common::is_expect_continue_req;
 use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
 
@@ -20,20 +20,21 @@ use crate::config::Limits;
 use super::downstream;
 use super::late::LateSearch;
 use super::memory::Share;
+use super::patience::Patience;
 use super::refusal::Refusal;
 use super::search::BodySearch;
 use super::splice::{Splice, joined};
 
-/// How long a request may take in all until its model and session are known. With each read bounded too, this ends only
-/// bodies that trickle in; 32 MiB at 0.5 Mbit/s come in time.
+/// How long a request may take in all until its model and session are known; 32 MiB at 0.5 Mbit/s come in time.
 pub const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// How far behind the answer a second model is looked for. A scan of a whole agent body costs as much as everything else
 /// kvpin does for a turn (`bench/hot_path.rs`), and a second model that isn't seen harms nobody: the first one decides.
 pub const SECOND_MODEL_BYTES: usize = 4096;
 
-/// The most that is reserved at once for a body whose length is only announced.
-const RESERVE_BYTES_MAX: usize = 1024 * 1024;
+/// How many times what has come of a body room is made for, as far as its announced length goes. What is only announced costs
+/// nothing, and a body in large pieces is copied once or twice.
+const ROOM_FACTOR: usize = 8;
 
 /// A request body on its way through.
 #[derive(Debug)]
@@ -53,6 +54,7 @@ pub struct RequestBody {
     memory_max: usize,
     splice: Option<Splice>,
     late: Option<LateSearch>,
+    patience: Patience,
     share: Share,
 }
 
@@ -68,6 +70,7 @@ pub struct Reader<'a> {
     /// Whether what comes is looked at although the search has its answer.
     looks_on: bool,
     own: BytesMut,
+    patience: Patience,
     share: Share,
 }
 
@@ -91,7 +94,8 @@ impl<'a> Reader<'a> {
             read: 0,
             unseen: Bytes::new(),
             looks_on: length.is_none(),
-            own: BytesMut::with_capacity(length.unwrap_or(0).min(RESERVE_BYTES_MAX)),
+            own: BytesMut::new(),
+            patience: Patience::new(limits),
             share,
         })
     }
@@ -188,6 +192,7 @@ impl<'a> Reader<'a> {
             memory_max: memory_for_replays(self.limits),
             splice: None,
             late: None,
+            patience: self.patience,
             share: self.share,
         }
     }
@@ -202,10 +207,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sends `100 Continue` to a client that waits for it before it sends its body.
+    /// Sends `100 Continue` to a client that waits for it before it sends its body. HTTP/1.0 has no such answer.
     async fn invite_body(&mut self) -> Result<(), Refusal> {
-        let expects = self.session.req_header().headers.get(http::header::EXPECT);
-        if expects.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        if is_expect_continue_req(self.session.req_header()) {
             // Pingora takes it for a response that comes before the body's end, and would close the connection afterwards.
             self.session.set_close_on_response_before_downstream_finish(false);
             let told = self.session.write_continue_response().await;
@@ -216,19 +220,22 @@ impl<'a> Reader<'a> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        match downstream::read(self.session, self.limits.body_timeout).await {
+        match self.patience.wait(self.session.read_request_body()).await {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
             }
             Ok(chunk) => Ok(chunk),
-            Err(error) if *error.etype() == ErrorType::ReadTimedout => Err(Refusal::BodyTimedOut),
-            Err(_) => Err(Refusal::BodyCutShort),
+            Err(error) => Err(downstream::refusal_of(&error)),
         }
     }
 
     /// Keeps a chunk, and says whether that stayed within the memory of all turns.
     fn keep(&mut self, chunk: &Bytes, memory_bytes_max: usize) -> bool {
         self.read += chunk.len();
+        if self.own.capacity() < self.read {
+            let room = self.length.unwrap_or(0).min(self.read * ROOM_FACTOR);
+            self.own.reserve(room.max(self.read) - self.own.len());
+        }
         self.own.extend_from_slice(chunk);
         self.share.take(chunk.len(), memory_bytes_max)
     }
@@ -261,6 +268,11 @@ impl RequestBody {
             }
         }
         self.outgoing(piece)
+    }
+
+    /// What is left of the time that the client has for the rest.
+    pub fn patience(&mut self) -> &mut Patience {
+        &mut self.patience
     }
 
     /// Goes on with a search that has looked at all that was read.
@@ -369,6 +381,7 @@ mod tests {
             memory_max: 1000,
             splice: None,
             late: None,
+            patience: Patience::new(&Limits::default()),
             share,
         }
     }

@@ -20,9 +20,11 @@ use tokio::time::timeout_at;
 use crate::dispatch::Routing;
 use crate::tls::ListenerTls;
 
+use super::accept::Connections;
 use super::context::OpenRequests;
+use super::head_guard::HeadGuard;
 use super::watchdog::Watchdog;
-use super::{Departure, Proxy, h2};
+use super::{Departure, Proxy, h1, h2};
 
 /// What serves the connections of a listener.
 pub struct Listener {
@@ -30,6 +32,8 @@ pub struct Listener {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
     pub departure: Arc<Departure>,
+    /// Those of all listeners.
+    pub connections: Arc<Connections>,
     /// Its place among the configured listeners, which no reload changes.
     pub at: usize,
 }
@@ -37,33 +41,56 @@ pub struct Listener {
 #[async_trait]
 impl ServerApp for Listener {
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
+        let address = stream.get_socket_digest().and_then(|digest| Some(digest.peer_addr()?.as_inet()?.ip()));
+        let _counted = match self.connections.enter(address, &self.routing.table().config) {
+            Ok(counted) => counted,
+            Err(too_many) => {
+                self.refused(too_many.as_str());
+                return None;
+            }
+        };
         let _connected = self.departure.enter();
         let watchdog = Watchdog::new();
         tokio::select! {
             biased;
-            () = watchdog.over(self.serve(stream, &watchdog, shutdown)) => {}
+            () = watchdog.over(self.serve(stream, &watchdog, shutdown)) => {
+                if watchdog.head_was_too_large() {
+                    self.refused("head_too_large");
+                }
+            }
             // What loses the race is dropped, and the connection is closed with it.
-            () = watchdog.out_of_patience(&self.routing) => {}
+            () = watchdog.out_of_patience(&self.routing) => {
+                if watchdog.heads() == 0 {
+                    self.refused("head_timed_out");
+                }
+            }
         }
         None
     }
 
-    /// Called when nothing is accepted any more. Pingora then closes what is idle, and at once.
+    /// Called when nothing is accepted any more. What is idle is closed then, and at once.
     async fn cleanup(&self) {
         self.departure.idle_time_is_over().await;
+        self.departure.close_idle();
         ServerApp::cleanup(&*self.proxy).await;
     }
 }
 
 impl Listener {
-    async fn serve(&self, stream: Stream, watchdog: &Watchdog, shutdown: &ShutdownWatch) {
+    /// Counts a connection that is closed for what it did, or because there are too many.
+    fn refused(&self, reason: &str) {
+        self.routing.metrics.connections_refused.with_label_values(&[reason]).inc();
+    }
+
+    /// What only some connections need is boxed: every idle one would have room for it (`tests/crowds`).
+    async fn serve(&self, stream: Stream, watchdog: &Arc<Watchdog>, shutdown: &ShutdownWatch) {
         let table = self.routing.table();
         let tls = table.config.listen.get(self.at).and_then(|listener| listener.tls.as_ref());
         let stream = match tls {
             None => stream,
             Some(tls) => {
                 let deadline = watchdog.accepted + table.config.limits.head_timeout;
-                let (outcome, secured) = match timeout_at(deadline, secured(stream, tls)).await {
+                let (outcome, secured) = match timeout_at(deadline, Box::pin(secured(stream, tls))).await {
                     Ok(Some(secured)) => ("done", Some(secured)),
                     Ok(None) => ("failed", None),
                     Err(_) => ("timed_out", None),
@@ -73,12 +100,14 @@ impl Listener {
                 secured
             }
         };
+        let head_bytes_max = table.config.limits.head_bytes_max;
         // A connection may last for days, and would keep the whole table.
         drop(table);
         if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
-            h2::serve(self, stream, watchdog.accepted, shutdown).await;
+            Box::pin(h2::serve(self, stream, watchdog.accepted, shutdown)).await;
         } else {
-            ServerApp::process_new(&self.proxy, stream, shutdown).await;
+            let stream = HeadGuard::new(stream, Arc::clone(watchdog), head_bytes_max);
+            h1::serve(self, stream, shutdown).await;
         }
     }
 }

@@ -18,11 +18,14 @@ use super::endpoint::Dialect;
 use super::intake::Late;
 use super::meter::Meter;
 use super::refusal::Refusal;
+use super::streams::Stream;
 
 /// One request.
 pub struct Context {
     pub started: Instant,
     pub dialect: Dialect,
+    /// Whether the client's protocol has chunks: HTTP/1.1 only.
+    pub takes_chunks: bool,
     /// Who asks. It stays who it is, whatever a reload does to the key.
     pub caller: Caller,
     /// The place among the requests of the caller's key.
@@ -34,6 +37,8 @@ pub struct Context {
     pub late: Option<Late>,
     /// Whether the whole body showed that the turn is none of its conversation's: then it leaves no pin.
     pub is_side_after_all: bool,
+    /// Its place among the requests that are served at a time.
+    pub stream: Option<Stream>,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
     /// Replicas that failed this turn.
@@ -147,12 +152,14 @@ impl Context {
         Context {
             started: Instant::now(),
             dialect: Dialect::OpenAi,
+            takes_chunks: true,
             caller: Caller::default(),
             slot: None,
             request: None,
             body: None,
             late: None,
             is_side_after_all: false,
+            stream: None,
             lease: None,
             tried: Vec::new(),
             reconnected: false,

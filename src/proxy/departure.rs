@@ -33,6 +33,8 @@ pub enum Leaving {
 /// The way out of the process, and who is still there.
 pub struct Departure {
     leaving: watch::Sender<Leaving>,
+    /// Whether idle connections are closed.
+    closes_idle: watch::Sender<bool>,
     connections: AtomicUsize,
     teacher: ArcSwapOption<Teacher>,
 }
@@ -47,6 +49,7 @@ impl Default for Departure {
     fn default() -> Self {
         Departure {
             leaving: watch::Sender::new(Leaving::No),
+            closes_idle: watch::Sender::new(false),
             connections: AtomicUsize::new(0),
             teacher: ArcSwapOption::empty(),
         }
@@ -92,6 +95,17 @@ impl Departure {
         if self.leaving.subscribe().wait_for(|leaving| *leaving == Leaving::Soon).await.is_ok() {
             tokio::time::sleep(LINGER).await;
         }
+    }
+
+    /// Closes connections that are idle, and those that will be.
+    pub fn close_idle(&self) {
+        self.closes_idle.send_replace(true);
+    }
+
+    /// Ends when a connection that is idle is to be closed.
+    pub async fn closes_idle(&self) {
+        // An error would mean that nobody can say so any more.
+        self.closes_idle.subscribe().wait_for(|closes| *closes).await.ok();
     }
 
     /// An answer has ended. If its client may believe that the connection stays, waits for its next request to arrive.

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Version;
+use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use log::debug;
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
@@ -13,6 +15,7 @@ use tokio::time::timeout;
 use crate::config::Limits;
 
 use super::body::announced_length;
+use super::refusal::Refusal;
 
 /// How long the rest of a refused request's body is read to keep its connection.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -28,22 +31,35 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
     session.set_total_drain_timeout(Some(DRAIN_MAX));
 }
 
-/// Writes a response's head. Where no body can follow it, HTTP/2 wants the stream to end with it: a client may take an end that
-/// comes later for the end of a body that was announced and has not come.
+/// Writes a response's head. Pingora bounds the writing of bodies only. Where no body can follow the head, HTTP/2 wants the
+/// stream to end with it: a client may take an end that comes later for the end of a body that was announced and has not come.
 pub async fn write_head(session: &mut Session, head: Box<ResponseHeader>, is_all: bool) -> Result<()> {
-    match session.as_mut() {
-        ServerSession::H2(stream) if is_all => stream.write_response_header(head, true),
-        _ => session.write_response_header(head, is_all).await,
+    if session.req_header().version == Version::HTTP_10 && !head.headers.contains_key(CONTENT_LENGTH) {
+        // Its body ends with the connection.
+        session.set_keepalive(None);
     }
-    .map_err(Error::into_down)
+    let limit = session.get_write_timeout();
+    let writing = async {
+        match session.as_mut() {
+            ServerSession::H2(stream) if is_all => stream.write_response_header(head, true),
+            _ => session.write_response_header(head, is_all).await,
+        }
+    };
+    bounded(limit, writing).await
 }
 
-/// The next piece of a request's body; `None` at its end. Pingora's own patience is for HTTP/1 only.
-pub async fn read(session: &mut Session, patience: Duration) -> Result<Option<Bytes>> {
-    if session.as_http2().is_none() {
-        return session.read_request_body().await;
-    }
-    timeout(patience, session.read_request_body()).await.unwrap_or_else(|_| Err(stalled()))
+/// Writes what is left of a response's body, and its end.
+pub async fn write_last(session: &mut Session, last: Option<Bytes>) -> Result<()> {
+    let limit = session.get_write_timeout();
+    bounded(limit, session.write_response_body(last, true)).await
+}
+
+async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<()>>) -> Result<()> {
+    let Some(limit) = limit else { return writing.await.map_err(Error::into_down) };
+    let written = timeout(limit, writing).await;
+    written
+        .unwrap_or_else(|_| Error::e_explain(ErrorType::WriteTimedout, "the client takes nothing"))
+        .map_err(Error::into_down)
 }
 
 /// Waits until a client leaves, without reading anything of its body where that is possible. On HTTP/1 it has to have sent all
@@ -62,25 +78,40 @@ pub async fn left(session: &mut Session) -> Box<Error> {
     }
 }
 
-/// The client has sent nothing of its body for too long.
-pub fn stalled() -> Box<Error> {
-    Error::explain(ErrorType::ReadTimedout, "the body stopped arriving").into_down()
+/// What it means for a request that nothing more could be read from its client.
+pub fn refusal_of(error: &Error) -> Refusal {
+    match error.etype() {
+        ErrorType::ReadTimedout => Refusal::BodyTimedOut,
+        // Pingora's word for bytes that come while nothing is expected but the client's end.
+        ErrorType::ConnectError => Refusal::BytesAfterBody,
+        // Its words for chunks and trailers that can't be read are its own.
+        ErrorType::Custom(_) => Refusal::MalformedBody,
+        _ => Refusal::BodyCutShort,
+    }
 }
 
 /// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
-/// limit, nor one that its client holds back until it is told to go on.
+/// limit, nor one that its client holds back until it is told to go on. Nor chunks: a proxy in front could read their
+/// extensions otherwise, and then what is the next request here would be a part of this one there.
 pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
     if session.is_body_done() {
         return true;
     }
-    let waits = session.req_header().headers.contains_key(http::header::EXPECT) && session.response_written().is_none();
-    !waits && announced_length(&session.req_header().headers).is_none_or(|length| length <= limits.body_bytes_max)
+    let headers = &session.req_header().headers;
+    let waits = headers.contains_key(EXPECT) && session.response_written().is_none();
+    let is_chunked = headers.contains_key(TRANSFER_ENCODING);
+    !waits && !is_chunked && announced_length(headers).is_some_and(|length| length <= limits.body_bytes_max)
 }
 
-/// Reads on for a moment before a connection is closed. Closed at once, with bytes of the body unread, it would be reset,
-/// and the client could lose the answer that says why.
-pub async fn linger(session: &mut Session) {
+/// Reads what is left of the body of a request that was answered before its end, for a moment. If the connection is to be used
+/// again, this is what lies before the next request. If it is to be closed: closed at once, with bytes of the body unread, it
+/// would be reset, and the client could lose the answer that says why.
+pub async fn read_to_end(session: &mut Session) {
+    if session.is_body_done() {
+        return;
+    }
     if let Err(error) = session.drain_request_body().await {
         debug!("a refused body did not end: {}", error.etype().as_str());
+        session.set_keepalive(None);
     }
 }

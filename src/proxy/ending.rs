@@ -1,11 +1,12 @@
 //! How a request ended: for the balancer, for the client that may still be told, and for the log.
 
 use log::error;
-use pingora::{Error, ErrorSource, ErrorType};
+use pingora::{Error, ErrorSource};
 
 use crate::balancer::Outcome;
 
 use super::context::Context;
+use super::downstream;
 use super::refusal::Refusal;
 
 /// Why a request failed in Pingora's hands.
@@ -14,8 +15,7 @@ pub fn refusal_of(error: &Error, context: &Context) -> Refusal {
         ErrorSource::Upstream => Refusal::ReplicaFailed {
             replica: context.lease.as_ref().map_or_else(String::new, |lease| lease.replica().name.clone()),
         },
-        ErrorSource::Downstream if *error.etype() == ErrorType::ReadTimedout => Refusal::BodyTimedOut,
-        ErrorSource::Downstream => Refusal::BodyCutShort,
+        ErrorSource::Downstream => downstream::refusal_of(error),
         ErrorSource::Internal | ErrorSource::Unset => Refusal::Internal,
     }
 }

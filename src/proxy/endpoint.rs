@@ -1,13 +1,18 @@
 //! The paths that kvpin serves. Anything else is answered 404: vLLM's own port also offers routes that run the engine
 //! without a model's name, change it or read its memory, and none of them is for an edge.
 //!
-//! Paths are compared as they arrived, without the query and without decoding. An encoded spelling of a served path is
-//! not served, so there is nothing to decode wrongly.
+//! A path that isn't spelled as in the table is looked up by what it means ([`super::path`]), and the table's spelling is what
+//! goes to the engine.
+
+use std::borrow::Cow;
 
 use http::Method;
 
 use crate::balancer::{Ranks, TurnKind};
+use crate::config::AllowedPath;
 use crate::conversation::Api;
+
+use super::path::meant_by;
 
 /// Whose shape the errors on a path have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,19 +45,34 @@ pub enum Local {
     Health,
     /// `/v1/models`: the models of this listener.
     Models,
+    /// `/v1/models/NAME`: one of them.
+    Model,
     /// Claude Code's warm-up before its first request: `HEAD /` or `HEAD /api/hello`.
     Hello,
 }
 
+/// An endpoint and the path that it stands under.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<'a> {
+    pub endpoint: Endpoint,
+    /// What the client's path means. The engine gets this one.
+    pub path: Cow<'a, str>,
+    /// The method of a path that the operator has added.
+    method: Option<Method>,
+}
+
 /// Why a method and a path are not served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotServed {
     Path,
     /// The path exists for the methods named, as in an `Allow` header.
     Method {
-        allowed: &'static str,
+        allowed: String,
     },
 }
+
+/// What the path of a single model begins with.
+pub const ONE_MODEL: &str = "/v1/models/";
 
 const GET: &str = "GET, HEAD";
 const POST: &str = "POST";
@@ -62,23 +82,39 @@ impl Endpoint {
     /// Claude Code before its first request, has none, and learns nothing but that.
     pub fn needs_key(self) -> bool {
         match self {
-            Endpoint::Engine(_) | Endpoint::Local(Local::Models) => true,
+            Endpoint::Engine(_) | Endpoint::Local(Local::Models | Local::Model) => true,
             Endpoint::Local(Local::Health | Local::Hello) => false,
         }
     }
 
-    /// Looks a request up. `path` is without the query.
-    pub fn find(method: &Method, path: &str) -> Result<Endpoint, NotServed> {
-        let endpoint = Self::of_path(path).ok_or(NotServed::Path)?;
-        let allowed = match endpoint {
-            Endpoint::Engine(_) => POST,
-            Endpoint::Local(_) => GET,
+    /// Looks a request up. `path` is without the query; `extra` are the operator's own.
+    pub fn find<'a>(method: &Method, path: &'a str, extra: &[AllowedPath]) -> Result<Found<'a>, NotServed> {
+        let found = match Self::of_path(path) {
+            Some(endpoint) => Found { endpoint, path: Cow::Borrowed(path), method: None },
+            None => Self::of_meaning(path, extra).ok_or(NotServed::Path)?,
         };
-        let fits = match endpoint {
-            Endpoint::Engine(_) => method == Method::POST,
-            Endpoint::Local(_) => method == Method::GET || method == Method::HEAD,
+        let (allowed, fits) = match (&found.endpoint, &found.method) {
+            (_, Some(own)) => (own.as_str().to_owned(), method == own),
+            (Endpoint::Engine(_), None) => (POST.to_owned(), method == Method::POST),
+            (Endpoint::Local(_), None) => (GET.to_owned(), method == Method::GET || method == Method::HEAD),
         };
-        if fits { Ok(endpoint) } else { Err(NotServed::Method { allowed }) }
+        if fits { Ok(found) } else { Err(NotServed::Method { allowed }) }
+    }
+
+    /// What a path leads to that isn't spelled as in the table, or is the operator's.
+    fn of_meaning(path: &str, extra: &[AllowedPath]) -> Option<Found<'static>> {
+        let path = meant_by(path)?;
+        let known = Self::of_path(&path).or_else(|| {
+            let model = path.strip_prefix(ONE_MODEL)?;
+            (!model.is_empty()).then_some(Endpoint::Local(Local::Model))
+        });
+        if let Some(endpoint) = known {
+            return Some(Found { endpoint, path: Cow::Owned(path), method: None });
+        }
+        let allowed = extra.iter().find(|allowed| allowed.path == path)?;
+        let route = Route { api: Api::OpenAi, kind: TurnKind::Stateless, ranks: Ranks::Ignored };
+        let method = Some(allowed.method.clone());
+        Some(Found { endpoint: Endpoint::Engine(route), path: Cow::Owned(path), method })
     }
 
     fn of_path(path: &str) -> Option<Endpoint> {
@@ -93,6 +129,9 @@ impl Endpoint {
             // vLLM up to 0.32 takes no rank from the header on these, wherever the turn ought to go.
             "/v1/responses" => engine(Conversation, Ranks::Ignored),
             "/v1/embeddings"
+            | "/v2/embed"
+            | "/pooling"
+            | "/classify"
             | "/v1/rerank"
             | "/v2/rerank"
             | "/rerank"
@@ -128,29 +167,64 @@ impl Dialect {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_turn_endpoint_takes_post_only() {
-        assert!(matches!(Endpoint::find(&Method::POST, "/v1/messages"), Ok(Endpoint::Engine(_))));
-        assert_eq!(Endpoint::find(&Method::GET, "/v1/messages"), Err(NotServed::Method { allowed: "POST" }));
+    fn find<'a>(method: Method, path: &'a str) -> Result<Found<'a>, NotServed> {
+        let extra = AllowedPath { path: "/v1/own".to_owned(), method: Method::PUT };
+        Endpoint::find(&method, path, &[extra])
+    }
+
+    fn method(allowed: &str) -> NotServed {
+        NotServed::Method { allowed: allowed.to_owned() }
     }
 
     #[test]
-    fn dangerous_and_disguised_paths_are_not_served() {
+    fn a_path_takes_its_own_methods_only() {
+        assert!(matches!(find(Method::POST, "/v1/messages").unwrap().endpoint, Endpoint::Engine(_)));
+        assert_eq!(find(Method::GET, "/v1/messages"), Err(method("POST")));
+        assert_eq!(find(Method::GET, "/v1/models/m").unwrap().endpoint, Endpoint::Local(Local::Model));
+        assert_eq!(find(Method::POST, "/v1/models/m"), Err(method("GET, HEAD")));
+        assert_eq!(find(Method::POST, "/v1/own"), Err(method("PUT")));
+    }
+
+    #[test]
+    fn an_operators_path_is_an_engines_without_conversations() {
+        let found = find(Method::PUT, "/v1//%6fwn").unwrap();
+        let Endpoint::Engine(route) = found.endpoint else { panic!("{found:?}") };
+        assert_eq!((route.kind, &*found.path), (TurnKind::Stateless, "/v1/own"));
+    }
+
+    #[test]
+    fn a_disguised_path_is_served_under_its_own_spelling() {
+        for path in ["/v1/messages", "/%76%31/messages", "/v1//messages", "/v1/messages/", "/v1/../v1/messages"] {
+            assert_eq!(find(Method::POST, path).unwrap().path, "/v1/messages", "{path}");
+        }
+        let found = find(Method::GET, "/v1/models/org%2Fname").unwrap();
+        assert_eq!((found.endpoint, &*found.path), (Endpoint::Local(Local::Model), "/v1/models/org/name"));
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_is_not_served_however_it_is_spelled() {
         for path in [
             "/metrics",
+            "/%6detrics",
+            "/v1/../metrics",
+            "/v1/models/../../metrics",
+            "/v1/models/%2e%2e/%2e%2e/sleep",
+            "/v1/messages/../../invocations",
             "/invocations",
             "/sleep",
             "/v1/load_lora_adapter",
-            "/%76%31/messages",
-            "/v1//messages",
-            "/v1/messages/",
-            "/v1/../metrics",
-            "//v1/messages",
+            "/v1/%256dessages",
+            "/v1/messages%00",
+            "/v1\\messages",
+            "/V1/messages",
+            "/v1/messages;x",
             "/docs",
             "/inference/v1/generate",
+            "/v1/own/x",
+            "*",
             "",
         ] {
-            assert_eq!(Endpoint::find(&Method::POST, path), Err(NotServed::Path), "{path}");
+            assert_eq!(find(Method::POST, path), Err(NotServed::Path), "{path}");
         }
     }
 

@@ -1,31 +1,38 @@
 //! One request on one connection to a replica: its body on the way there, its response on the way back, and all the while
 //! an eye on the client, which may leave.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use log::debug;
 use pingora::http::ResponseHeader;
+use pingora::protocols::Stream;
 use pingora::protocols::http::HttpTask;
 use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
-use tokio::time::Duration;
 
 use super::alarm::Alarm;
 use super::body::RequestBody;
 use super::context::Context;
 use super::downstream;
+use super::duplex::Duplex;
 use super::refusal::Refusal;
 use super::request_head;
+use super::response_head;
+use super::upload::{Piece, Upload};
+
+/// Interim responses (1xx) to one request. vLLM sends none, and other servers one or two.
+const INTERIM_MAX: usize = 16;
 
 /// A request that has begun.
 pub struct Exchange {
-    replica: HttpSession,
+    connection: Duplex,
     upload: Upload,
+    response: HttpSession,
+    interim: usize,
     /// Whether the response has come to its proper end. Nothing is waited for behind it: a client that has all of its answer
     /// may ask for the next thing at once, and that would look as if it had left in the middle.
     has_ended: bool,
-    /// Rings when the client is silent in the middle of its body. Only on HTTP/2, for which Pingora has none.
-    body_alarm: Option<Alarm>,
 }
 
 /// What comes next.
@@ -40,69 +47,48 @@ pub enum Event {
     Silence,
 }
 
-/// Where the request's body is.
-enum Upload {
-    /// The client has more of it.
-    Coming,
-    /// The replica has all of it.
-    Sent,
-    /// The replica doesn't take the rest. It may have answered before.
-    Refused(Box<Error>),
-    /// A piece is being written. One that is given up half-way leaves it so: nothing more can be sent on the connection, and
-    /// nothing else may use it.
-    Writing,
-}
-
 impl Exchange {
-    /// Sends the head, and of the body what is at hand.
+    /// Begins with the head, and of the body with what is at hand. Nothing is written yet. The replica may take nothing for
+    /// `write_timeout`.
     ///
     /// # Errors
-    /// Of the replica, if it could not be written to; of the client, if it has left; kvpin's own refusals.
-    pub async fn begin(
-        replica: HttpSession,
+    /// If the head can't be written at all.
+    pub fn begin(
+        connection: Stream,
         session: &mut Session,
         context: &mut Context,
-        body_timeout: Duration,
+        write_timeout: Duration,
     ) -> Result<Self> {
-        let may_stall = session.as_http2().is_some() && !session.is_body_done();
-        let body_alarm = may_stall.then(|| Alarm::new(Some(body_timeout)));
-        let mut exchange = Exchange { replica, upload: Upload::Coming, has_ended: false, body_alarm };
         let head = request_head::for_replica(session, context)?;
-        exchange.replica.write_request_header(head).await.map_err(Error::into_up)?;
-        let first = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
-        let is_last = session.is_body_done();
-        exchange.send(session, first, is_last).await?;
-        Ok(exchange)
+        let bytes = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
+        let first = Piece { bytes, is_last: session.is_body_done() };
+        let connection = Duplex::new(connection);
+        let upload = Upload::new(connection.clone(), &head, first, write_timeout)?;
+        let response = HttpSession::new(Box::new(connection.clone()));
+        Ok(Exchange { connection, upload, response, interim: 0, has_ended: false })
     }
 
-    /// Waits for what comes next of the response, while the rest of the request goes out. Dropped while it waits it loses
-    /// nothing; dropped while a piece goes out it ends the sending, and the response can still be read.
+    /// Waits for what comes next of the response, while the request goes out. Dropped while it waits, it loses nothing.
     ///
     /// # Errors
-    /// Of the replica (`ErrorSource::Upstream`), if the response broke off; of the client, if it has left; kvpin's own refusals.
+    /// Of the replica (`ErrorSource::Upstream`), if it takes nothing or the response broke off; of the client, if it has left;
+    /// kvpin's own refusals.
     pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
         loop {
             if self.has_ended {
                 return Ok(Event::End);
             }
-            let is_sent = matches!(self.upload, Upload::Sent);
-            let is_refused = matches!(self.upload, Upload::Refused(_) | Upload::Writing);
+            let awaited = Awaited::of(session, &self.upload);
             tokio::select! {
-                task = self.replica.read_response_task() => {
+                task = self.response.read_response_task() => {
                     if let Some(event) = self.response_event(task)? {
                         return Ok(event);
                     }
                 }
-                piece = heard(session, is_sent, is_refused) => {
-                    let piece = piece.map_err(Error::into_down)?;
-                    let is_last = session.is_body_done() || piece.is_none();
-                    let piece = outgoing(session, context, piece.unwrap_or_default())?;
-                    self.send(session, piece, is_last).await?;
-                    if let Some(alarm) = &mut self.body_alarm {
-                        alarm.put_off();
-                    }
+                written = self.upload.write(), if self.upload.is_writing() => written?,
+                piece = from_client(session, context, awaited), if awaited != Awaited::Nothing => {
+                    self.upload.push(piece?);
                 }
-                () = rings(&mut self.body_alarm), if !is_sent && !is_refused => return Err(downstream::stalled()),
                 () = alarm.rings() => return Ok(Event::Silence),
             }
         }
@@ -114,21 +100,31 @@ impl Exchange {
     }
 
     /// The connection, if the next request may use it.
-    pub fn into_reusable(self) -> Option<HttpSession> {
-        matches!(self.upload, Upload::Sent).then_some(self.replica)
+    pub fn into_reusable(self) -> Option<Stream> {
+        let Exchange { connection, upload, mut response, has_ended, .. } = self;
+        response.respect_keepalive();
+        let is_reusable = has_ended && upload.is_sent() && response.will_keepalive();
+        drop((upload, response));
+        connection.into_stream().filter(|_| is_reusable)
     }
 
     fn response_event(&mut self, task: Result<HttpTask>) -> Result<Option<Event>> {
-        let task = task.map_err(|error| match std::mem::replace(&mut self.upload, Upload::Sent) {
-            Upload::Refused(cause) => cause,
-            Upload::Coming | Upload::Sent | Upload::Writing => error.into_up(),
-        })?;
+        let task = task.map_err(|error| self.upload.refused().unwrap_or_else(|| error.into_up()))?;
         Ok(match task {
             HttpTask::Header(head, _) if head.status == http::StatusCode::SWITCHING_PROTOCOLS => {
                 return Err(Error::explain(ErrorType::InvalidHTTPHeader, "an upgrade that nobody asked for").into_up());
             }
             // An interim response says nothing that a client would wait for: it has been told to go on with its body.
-            HttpTask::Header(head, _) if head.status.is_informational() => None,
+            HttpTask::Header(head, _) if head.status.is_informational() && self.interim < INTERIM_MAX => {
+                self.interim += 1;
+                None
+            }
+            HttpTask::Header(head, _) if head.status.is_informational() => {
+                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "interim responses without end").into_up());
+            }
+            HttpTask::Header(head, _) if response_head::is_garbage(&head) => {
+                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a head that no engine writes").into_up());
+            }
             HttpTask::Header(head, is_last) => {
                 self.has_ended = is_last;
                 Some(Event::Head(head))
@@ -145,28 +141,43 @@ impl Exchange {
             HttpTask::Failed(error) => return Err(error.into_up()),
         })
     }
+}
 
-    /// Sends a piece of the body, while a client that has nothing more to send is watched.
-    async fn send(&mut self, session: &mut Session, piece: Bytes, is_last: bool) -> Result<()> {
-        self.upload = Upload::Writing;
-        let written = tokio::select! {
-            written = write(&mut self.replica, piece, is_last) => written,
-            error = downstream::left(session), if session.is_body_done() || session.as_http2().is_some() => {
-                return Err(error);
-            }
-        };
-        self.upload = match written {
-            Ok(()) if is_last => Upload::Sent,
-            Ok(()) => Upload::Coming,
-            // One that takes nothing for so long isn't waited for to say something.
-            Err(error) if *error.etype() == ErrorType::WriteTimedout => return Err(error.into_up()),
-            Err(error) => {
-                debug!("a replica doesn't take the body: {}", error.etype().as_str());
-                Upload::Refused(error.into_up())
-            }
-        };
-        Ok(())
+/// What a client is heard for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// The next piece of its body.
+    Piece,
+    /// Its leaving.
+    Leaving,
+    /// Nothing: behind a body that nobody takes, the end of an HTTP/1 client can't be seen.
+    Nothing,
+}
+
+impl Awaited {
+    fn of(session: &mut Session, upload: &Upload) -> Self {
+        match (session.is_body_done(), upload.has_room()) {
+            (false, true) => Awaited::Piece,
+            (false, false) if session.as_http2().is_none() => Awaited::Nothing,
+            (false, false) | (true, _) => Awaited::Leaving,
+        }
     }
+}
+
+/// Waits for the client. There is a piece to be had only where one is awaited.
+async fn from_client(session: &mut Session, context: &mut Context, awaited: Awaited) -> Result<Piece> {
+    if awaited != Awaited::Piece {
+        return Err(downstream::left(session).await);
+    }
+    let reading = session.as_mut().read_body_or_idle(false);
+    let bytes = match &mut context.body {
+        Some(body) => body.patience().wait(reading).await,
+        None => reading.await,
+    };
+    let bytes = bytes.map_err(Error::into_down)?;
+    let is_last = session.is_body_done() || bytes.is_none();
+    let bytes = outgoing(session, context, bytes.unwrap_or_default())?;
+    Ok(Piece { bytes, is_last })
 }
 
 /// What goes out in the place of a piece that has come in.
@@ -177,32 +188,4 @@ fn outgoing(session: &Session, context: &mut Context, piece: Bytes) -> Result<By
         return Err(context.refused(Refusal::BodyTooLarge { bytes_max }));
     }
     Ok(body.pass(piece))
-}
-
-async fn write(replica: &mut HttpSession, piece: Bytes, is_last: bool) -> Result<()> {
-    // In chunks, an empty piece would be the end.
-    if !piece.is_empty() {
-        replica.write_body(&piece).await?;
-    }
-    if is_last {
-        replica.finish_body().await?;
-    }
-    Ok(())
-}
-
-/// What the client does next: it sends more of its body or, when it has none or nobody takes it, it leaves. On HTTP/1 that can't
-/// be seen behind a body that nobody takes.
-async fn heard(session: &mut Session, is_sent: bool, is_refused: bool) -> Result<Option<Bytes>> {
-    match (is_refused, session.as_http2().is_some()) {
-        (false, _) => session.as_mut().read_body_or_idle(is_sent).await,
-        (true, true) => Err(downstream::left(session).await),
-        (true, false) => std::future::pending().await,
-    }
-}
-
-async fn rings(alarm: &mut Option<Alarm>) {
-    match alarm {
-        Some(alarm) => alarm.rings().await,
-        None => std::future::pending().await,
-    }
 }

@@ -166,11 +166,12 @@ impl<'a> Request<'a> {
 impl Explanation {
     /// Goes the way of a request from its endpoint to its replica.
     fn follow(&mut self, routing: &Routing, request: &Request<'_>) -> Result<(), Refusal> {
-        let endpoint = Endpoint::find(&request.method, &request.path).map_err(|reason| match reason {
+        let table = routing.table();
+        let found = Endpoint::find(&request.method, &request.path, &table.config.allow_paths);
+        let endpoint = found.map(|found| found.endpoint).map_err(|reason| match reason {
             NotServed::Path => Refusal::UnknownPath,
             NotServed::Method { allowed } => Refusal::WrongMethod { allowed },
         })?;
-        let table = routing.table();
         let caller = match endpoint.needs_key() {
             true => authorise::caller(&table, &request.headers)?,
             false => Caller::default(),
@@ -178,7 +179,7 @@ impl Explanation {
         self.key_name = caller.name().map(str::to_owned);
         let route = match endpoint {
             Endpoint::Engine(route) => route,
-            Endpoint::Local(Local::Health | Local::Models | Local::Hello) => {
+            Endpoint::Local(Local::Health | Local::Models | Local::Model | Local::Hello) => {
                 self.kind = "local".to_owned();
                 return Ok(());
             }

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use log::{debug, warn};
 use pingora::Result;
 use pingora::http::ResponseHeader;
-use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 
 use crate::balancer::{Evidence, ReplicaSpec};
@@ -58,22 +57,16 @@ impl Proxy {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
-        let mut replica = HttpSession::new_with_options(connection, &destination.peer);
-        // Pingora's own loop sets it; its connector doesn't.
-        replica.write_timeout = destination.peer.options.write_timeout;
         let mut attempt = Attempt::new(self, session, context);
-        let (opening, exchange) = attempt.open(replica, is_pooled).await?;
+        let (opening, exchange) = attempt.open(connection, is_pooled).await?;
         let (answer, mut exchange) = match (opening, exchange) {
             (Opening::Bad(trouble, kept), _) => return Ok(Some((trouble, kept))),
             (Opening::Good(answer), Some(exchange)) => (answer, exchange),
             (Opening::Good(_), None) => return Err(context.refused(Refusal::Internal)),
         };
         attempt.relay(answer, &mut exchange).await?;
-        if let Some(mut replica) = exchange.into_reusable() {
-            replica.respect_keepalive();
-            if let Some(connection) = replica.reuse().await {
-                self.replicas.release(connection, &destination, UPSTREAM_IDLE);
-            }
+        if let Some(connection) = exchange.into_reusable() {
+            self.replicas.release(connection, &destination, UPSTREAM_IDLE);
         }
         Ok(None)
     }

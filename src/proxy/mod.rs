@@ -11,8 +11,10 @@
 //! logging                 the outcome, one access line; then the context, and with it the lease, is dropped
 //! ```
 
+pub mod accept;
 mod access_log;
 mod alarm;
+mod arrival;
 mod attempt;
 mod authorise;
 mod body;
@@ -21,13 +23,18 @@ mod context;
 mod departure;
 mod down;
 mod downstream;
+mod duplex;
 mod ending;
 mod endpoint;
 mod exchange;
 mod explain;
 mod first_event;
 mod forward;
+mod forwarded;
+mod framing;
+mod h1;
 mod h2;
+mod head_guard;
 mod hop_by_hop;
 mod identify;
 mod in_stream;
@@ -36,15 +43,20 @@ mod late;
 mod local;
 mod memory;
 mod meter;
+mod path;
+mod patience;
 mod pings;
 mod refusal;
+mod refusal_text;
 mod relay;
 mod request_head;
 mod response_head;
 mod search;
 mod splice;
 mod stall;
+mod streams;
 mod trouble;
+mod upload;
 mod upstream;
 mod watchdog;
 
@@ -68,10 +80,12 @@ pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
 use ending::{log_failure, outcome_of, refusal_of};
-use endpoint::{Dialect, Endpoint, NotServed};
+use endpoint::{Dialect, Endpoint};
 use intake::{Intake, Taken};
+use local::Asked;
 use memory::Budget;
 use refusal::Refusal;
+use streams::Streams;
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const POOLED_MAX: usize = 1024;
@@ -82,6 +96,7 @@ pub struct Proxy {
     pub open: OpenRequests,
     departure: Arc<Departure>,
     memory: Arc<Budget>,
+    streams: Streams,
     /// Connections to the replicas, and the pool of those that are idle.
     replicas: Connector,
     /// Numbers the pools that are used once.
@@ -98,10 +113,10 @@ impl ProxyHttp for Proxy {
 
     async fn early_request_filter(&self, session: &mut Session, context: &mut Context) -> Result<()> {
         watchdog::disarm();
-        // A refusal may have turned it on. With it on, one byte after a body hides that the client has gone.
-        session.set_pipelining_enabled(false);
         downstream::set_timeouts(session, &self.routing.table().config.limits);
-        context.dialect = Dialect::of_path(session.req_header().uri.path());
+        let head = session.req_header();
+        context.dialect = Dialect::of_path(head.uri.path());
+        context.takes_chunks = head.version == http::Version::HTTP_11;
         Ok(())
     }
 
@@ -128,7 +143,9 @@ impl ProxyHttp for Proxy {
     }
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
-        let nobody_listens = *error.esource() == ErrorSource::Downstream && session.is_body_done();
+        let is_clients = *error.esource() == ErrorSource::Downstream;
+        let nobody_listens =
+            is_clients && session.is_body_done() && downstream::refusal_of(error) != Refusal::BytesAfterBody;
         let is_out_of_reach = has_answered(session) && !context.kept_waiting;
         if nobody_listens || is_out_of_reach {
             return FailToProxy { error_code: 0, can_reuse_downstream: false };
@@ -174,10 +191,9 @@ impl ProxyHttp for Proxy {
         context.lease = None;
         context.slot = None;
         context.body = None;
-        let answered_early = context.status.is_some() && !session.is_body_done();
-        let refused = context.refusal.as_ref().is_some_and(Refusal::leaves_body_coming);
-        if (refused || answered_early) && session.get_keepalive().is_none() {
-            downstream::linger(session).await;
+        context.stream = None;
+        if context.refusal.as_ref().is_none_or(Refusal::leaves_body_coming) {
+            downstream::read_to_end(session).await;
         }
         self.departure.linger(session).await;
         watchdog::arm();
@@ -196,27 +212,35 @@ impl Proxy {
     pub fn new(routing: Arc<Routing>, open: OpenRequests, departure: Arc<Departure>) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
         let replicas = Connector::new(POOLED_MAX);
+        let streams = Streams::default();
         // 0 is the common pool.
-        Proxy { routing, open, departure, memory, replicas, fresh_pools: AtomicU64::new(1) }
+        Proxy { routing, open, departure, memory, streams, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
     async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
-        check_head(session, table.config.limits.head_bytes_max)?;
-        let endpoint = find_endpoint(session)?;
+        arrival::check_head(session, table.config.limits.head_bytes_max)?;
+        let found = arrival::find_endpoint(session, &table.config)?;
+        let (endpoint, path) = (found.endpoint, found.path.into_owned());
+        context.dialect = match endpoint {
+            Endpoint::Engine(_) => Dialect::of_path(&path),
+            Endpoint::Local(_) => local::dialect(session),
+        };
         if endpoint.needs_key() {
             context.caller = authorise::caller(&table, &session.req_header().headers)?;
         }
         let route = match endpoint {
             Endpoint::Engine(route) => route,
             Endpoint::Local(local) => {
-                let served = local::serve(session, &table, &context.caller, local).await;
-                served.map_err(|_| Refusal::BodyCutShort)?;
+                local::serve(session, &table, Asked { local, path: &path, caller: &context.caller }).await?;
                 return Ok(Admitted::Answered);
             }
         };
         context.slot = context.caller.enter(self.routing.uptime())?;
+        let streams_max = table.config.limits.streams_max;
+        context.stream = Some(self.streams.enter(streams_max).ok_or(Refusal::TooManyStreams { streams_max })?);
+        arrival::settle(session, &path, &table.config).map_err(|_| Refusal::Internal)?;
         let intake = Intake { routing: &self.routing, table: &table, memory: &self.memory, caller: &context.caller };
         let Taken { request, body, late } = intake.read(session, route).await?;
         context.request = Some(request);
@@ -237,10 +261,8 @@ impl Proxy {
     async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         if refusal.keeps_connection() && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
-            // Pingora would close the connection for the unread body; told not to, it reads the rest after the answer. The
-            // client may send its next request meanwhile, and the read that meets the body's end then has the start of it.
+            // Pingora would close the connection for the unread body; told not to, it lets the rest be read after the answer.
             session.set_close_on_response_before_downstream_finish(false);
-            session.set_pipelining_enabled(true);
         } else {
             session.set_keepalive(None);
         }
@@ -251,7 +273,7 @@ impl Proxy {
             false => local::write(session, answer).await,
             true => {
                 let event = in_stream::event(context.dialect, answer.body.as_bytes());
-                session.write_response_body(Some(event), true).await
+                downstream::write_last(session, Some(event)).await
             }
         };
         if let Err(error) = told {
@@ -259,20 +281,6 @@ impl Proxy {
             session.set_keepalive(None);
         }
     }
-}
-
-fn check_head(session: &Session, bytes_max: usize) -> std::result::Result<(), Refusal> {
-    let head = session.req_header();
-    let lines: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
-    if lines + head.raw_path().len() > bytes_max { Err(Refusal::HeadTooLarge { bytes_max }) } else { Ok(()) }
-}
-
-fn find_endpoint(session: &Session) -> std::result::Result<Endpoint, Refusal> {
-    let head = session.req_header();
-    Endpoint::find(&head.method, head.uri.path()).map_err(|reason| match reason {
-        NotServed::Path => Refusal::UnknownPath,
-        NotServed::Method { allowed } => Refusal::WrongMethod { allowed },
-    })
 }
 
 /// Whether a response has begun. A `100 Continue` is none.

@@ -14,7 +14,21 @@ use super::endpoint::Dialect;
 pub enum Refusal {
     UnknownPath,
     WrongMethod {
-        allowed: &'static str,
+        allowed: String,
+    },
+    /// The head could be read in two ways.
+    MalformedHead {
+        what: &'static str,
+    },
+    /// The body has a transfer coding that isn't undone here.
+    UnknownCoding,
+    /// The body's chunks could not be read.
+    MalformedBody,
+    /// More came from the client after its body, while its answer was waited for.
+    BytesAfterBody,
+    /// As many requests as may be at a time are being served.
+    TooManyStreams {
+        streams_max: usize,
     },
     HeadTooLarge {
         bytes_max: usize,
@@ -86,7 +100,7 @@ pub struct Answer {
     /// Seconds, for `Retry-After`.
     pub retry_after_s: Option<u32>,
     /// The methods for `Allow`.
-    pub allow: Option<&'static str>,
+    pub allow: Option<String>,
     /// How to ask with a key, for `WWW-Authenticate`.
     pub authenticate: Option<&'static str>,
     pub body: String,
@@ -102,9 +116,6 @@ struct Kind {
 /// A replica that is down is probed every second, so the next look is never far.
 const RETRY_AFTER_S: u32 = 1;
 
-/// The most names that an error lists.
-const NAMES_MAX: usize = 20;
-
 impl Refusal {
     /// The model's balancer has no replica for the turn.
     pub fn no_replica(reason: balancer::Refusal, model: &Model) -> Self {
@@ -117,6 +128,11 @@ impl Refusal {
         match self {
             Refusal::UnknownPath => "unknown_path",
             Refusal::WrongMethod { .. } => "wrong_method",
+            Refusal::MalformedHead { .. } => "malformed_head",
+            Refusal::UnknownCoding => "unknown_coding",
+            Refusal::MalformedBody => "malformed_body",
+            Refusal::BytesAfterBody => "bytes_after_body",
+            Refusal::TooManyStreams { .. } => "too_many_streams",
             Refusal::HeadTooLarge { .. } => "head_too_large",
             Refusal::NoKey => "no_key",
             Refusal::TwoKeys => "two_keys",
@@ -166,7 +182,7 @@ impl Refusal {
                 _ => matches!(kind.status, 429 | 503).then_some(RETRY_AFTER_S),
             },
             allow: match self {
-                Refusal::WrongMethod { allowed } => Some(*allowed),
+                Refusal::WrongMethod { allowed } => Some(allowed.clone()),
                 _ => None,
             },
             authenticate: match self {
@@ -182,6 +198,10 @@ impl Refusal {
     pub fn keeps_connection(&self) -> bool {
         match self {
             Refusal::HeadTooLarge { .. }
+            | Refusal::MalformedHead { .. }
+            | Refusal::UnknownCoding
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
             // Whoever tries keys is to connect anew for each.
             | Refusal::NoKey
             | Refusal::TwoKeys
@@ -203,13 +223,17 @@ impl Refusal {
             | Refusal::UnknownModel { .. }
             | Refusal::TwoModels
             | Refusal::UnknownReplica { .. }
+            | Refusal::TooManyStreams { .. }
             | Refusal::NoReplica { .. } => true,
         }
     }
 
     /// Whether the client may still be sending its body when it is answered.
     pub fn leaves_body_coming(&self) -> bool {
-        !matches!(self, Refusal::BodyTimedOut | Refusal::BodyCutShort)
+        !matches!(
+            self,
+            Refusal::BodyTimedOut | Refusal::BodyCutShort | Refusal::MalformedBody | Refusal::BytesAfterBody
+        )
     }
 
     /// What it counts as for the key of the request.
@@ -219,6 +243,11 @@ impl Refusal {
             Refusal::OverLimit(_) => Verdict::Limited,
             Refusal::UnknownPath
             | Refusal::WrongMethod { .. }
+            | Refusal::MalformedHead { .. }
+            | Refusal::UnknownCoding
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
+            | Refusal::TooManyStreams { .. }
             | Refusal::HeadTooLarge { .. }
             | Refusal::NoKey
             | Refusal::TwoKeys
@@ -253,13 +282,19 @@ impl Refusal {
             Refusal::OverLimit(_) => kind(429, "rate_limit_error", "rate_limit_error"),
             Refusal::BodyTooLarge { .. } => kind(413, "invalid_request_error", "request_too_large"),
             Refusal::BodyTimedOut => bad_request(408),
-            Refusal::BodyCutShort
+            Refusal::UnknownCoding => bad_request(501),
+            Refusal::MalformedHead { .. }
+            | Refusal::MalformedBody
+            | Refusal::BytesAfterBody
+            | Refusal::BodyCutShort
             | Refusal::NoModel { .. }
             | Refusal::CompressedBody { .. }
             | Refusal::TwoModels
             | Refusal::UncheckableBody
             | Refusal::UnknownReplica { .. } => bad_request(400),
-            Refusal::OutOfMemory | Refusal::NoReplica { .. } => kind(503, "server_error", "overloaded_error"),
+            Refusal::OutOfMemory | Refusal::TooManyStreams { .. } | Refusal::NoReplica { .. } => {
+                kind(503, "server_error", "overloaded_error")
+            }
             Refusal::ReplicaFailed { .. } => kind(502, "server_error", "api_error"),
             Refusal::ResponseTimedOut { .. } => kind(504, "server_error", "timeout_error"),
             Refusal::Internal => kind(500, "server_error", "api_error"),
@@ -276,87 +311,6 @@ impl Refusal {
             _ => None,
         }
     }
-
-    fn message(&self) -> String {
-        match self {
-            Refusal::UnknownPath => "This path is not served here.".into(),
-            Refusal::WrongMethod { allowed } => format!("This path takes {allowed} only."),
-            Refusal::HeadTooLarge { bytes_max } => {
-                format!("The request head is over the limit of {bytes_max} bytes.")
-            }
-            Refusal::NoKey => {
-                "This takes an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.".into()
-            }
-            Refusal::TwoKeys => {
-                "The request has two API keys that differ (`Authorization: Bearer` and `x-api-key`): send one.".into()
-            }
-            Refusal::UnknownKey => "This API key is not known here.".into(),
-            Refusal::ModelNotAllowed { named, allowed } => {
-                format!("This API key may not use the model `{named}`. It may use: {}.", names(allowed))
-            }
-            Refusal::UncheckableBody => {
-                "This API key may not use every model, so its request bodies have to show which one \
-                 they are for: one JSON object or one plain form, of the Content-Type that says so, whole and not compressed."
-                    .into()
-            }
-            Refusal::OverLimit(OverLimit::InFlight { max }) => {
-                format!("This API key has {max} requests in flight, as many as it may; try again when one has ended.")
-            }
-            Refusal::OverLimit(OverLimit::PerMinute { max, retry_after_s }) => {
-                format!(
-                    "This API key has sent {max} requests within a minute, as many as it may; try again in {retry_after_s} s."
-                )
-            }
-            Refusal::BodyTooLarge { bytes_max } => {
-                format!("The request body is over the limit of {bytes_max} bytes.")
-            }
-            Refusal::BodyTimedOut => "The request body stopped arriving.".into(),
-            Refusal::BodyCutShort => "The request body ended before its announced length.".into(),
-            Refusal::NoModel { served } => format!(
-                "No `model` was found in the request body, and several models are served here: {}.",
-                names(served)
-            ),
-            Refusal::CompressedBody { served } => format!(
-                "The request body is compressed (Content-Encoding), so that its `model` can't be read, and several models \
-                 are served here: {}. Send the body uncompressed, or have `default_model` configured.",
-                names(served)
-            ),
-            Refusal::UnknownModel { named, served } => {
-                format!("The model `{named}` is not served here. Served: {}.", names(served))
-            }
-            Refusal::TwoModels => "The request body names `model` more than once.".into(),
-            Refusal::UnknownReplica { named, known } => {
-                format!("There is no replica `{named}` of this model. Replicas: {}.", names(known))
-            }
-            Refusal::OutOfMemory => "Too many request bodies are being held at once; try again.".into(),
-            Refusal::NoReplica { reason, model, outage } => no_replica(*reason, model, outage),
-            Refusal::ReplicaFailed { replica } => {
-                format!("The replica {replica} broke off before it answered.")
-            }
-            Refusal::ResponseTimedOut { after_s } => format!("The replica has not answered within {after_s} s."),
-            Refusal::Internal => "kvpin failed to handle this request.".into(),
-        }
-    }
-}
-
-fn no_replica(reason: balancer::Refusal, model: &str, outage: &str) -> String {
-    match reason {
-        balancer::Refusal::NoReplicaUp => format!("no healthy replica of {model}: {outage}"),
-        balancer::Refusal::EveryReplicaFailed => {
-            format!("Every healthy replica of {model} failed this request ({outage}); try again.")
-        }
-        balancer::Refusal::ClientPinDown => {
-            format!("The replica that the request names takes no turns ({outage}); try again, or name no replica.")
-        }
-    }
-}
-
-fn names(names: &[String]) -> String {
-    let mut text = names.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if names.len() > NAMES_MAX {
-        text.push_str(&format!(" and {} more", names.len() - NAMES_MAX));
-    }
-    text
 }
 
 /// The names that the caller may use, for an error that lists them.
@@ -391,11 +345,5 @@ mod tests {
         assert_eq!(answer.status, 404);
         let message = body["error"]["message"].as_str().expect("a message");
         assert!(message.contains("gpt\"") && message.contains("qwen, glm"), "{message}");
-    }
-
-    #[test]
-    fn a_long_list_of_names_is_cut() {
-        let many: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
-        assert!(names(&many).ends_with("m19 and 30 more"));
     }
 }

@@ -50,7 +50,7 @@ impl Attempt<'_> {
         if is_bare {
             return Ok(());
         }
-        self.session.write_response_body(None, true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, None).await
     }
 
     /// Tells the client of an engine's error that another replica could not make up for, as the engine wrote it.
@@ -61,14 +61,14 @@ impl Attempt<'_> {
         self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
             self.proxy.announce_departure(self.session);
-            self.session.write_response_header(head, false).await.map_err(Error::into_down)?;
+            downstream::write_head(self.session, head, false).await?;
             body
         } else if head.status.is_success() {
             body
         } else {
             in_stream::event(self.context.dialect, &body)
         };
-        self.session.write_response_body(Some(body), true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, Some(body)).await
     }
 
     /// Sends a ping, if this is the place for one.
@@ -140,6 +140,6 @@ impl Attempt<'_> {
         self.proxy.begun(self.session, self.context).await;
         self.context.kept_waiting = false;
         let event = in_stream::event(self.context.dialect, &body);
-        self.session.write_response_body(Some(event), true).await.map_err(Error::into_down)
+        downstream::write_last(self.session, Some(event)).await
     }
 }

@@ -47,10 +47,11 @@ pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<Reque
     if !session.is_body_empty() && !head.headers.contains_key(CONTENT_LENGTH) {
         head.insert_header(TRANSFER_ENCODING, "chunked")?;
     }
-    if !head.headers.contains_key(HOST)
-        && let Some(authority) = head.uri.authority().map(ToString::to_string)
-    {
-        head.insert_header(HOST, authority)?;
+    if !head.headers.contains_key(HOST) {
+        // HTTP/2 has another place for it, and in HTTP/1.0 there may be none.
+        let authority = head.uri.authority().map(ToString::to_string);
+        let replica = context.lease.as_ref().map(|lease| lease.replica().address.to_string());
+        head.insert_header(HOST, authority.or(replica).unwrap_or_default())?;
     }
     // kvpin has read or will read the body, so the client was already told to go on.
     head.remove_header(&EXPECT);

@@ -14,6 +14,9 @@ use super::identify::REPLICA_HEADER;
 /// What says where a body ends. A replica can't have it removed by naming it in `Connection`.
 const FRAMING: [&str; 2] = ["content-length", "transfer-encoding"];
 
+/// The most of a response's head. Clients take 16 KiB to 64 KiB.
+const BYTES_MAX: usize = 64 * 1024;
+
 const DECISION_HEADER: &str = "x-kvpin-decision";
 
 /// Whether a response is a stream of events that something can be put between.
@@ -23,6 +26,16 @@ pub fn is_stream(head: &ResponseHeader) -> bool {
         kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
     });
     is_of_events && !head.headers.contains_key(CONTENT_LENGTH) && !head.headers.contains_key(CONTENT_ENCODING)
+}
+
+/// Whether a head is one that no engine writes: clients refuse the size, and a line break in a value would be the end of
+/// the line for some of them.
+pub fn is_garbage(head: &ResponseHeader) -> bool {
+    let mut bytes = 0;
+    head.headers.iter().any(|(name, value)| {
+        bytes += name.as_str().len() + value.len();
+        bytes > BYTES_MAX || memchr::memchr2(b'\r', b'\n', value.as_bytes()).is_some()
+    })
 }
 
 /// Whether a response of that status has no body, whatever its head says of one.
@@ -36,11 +49,14 @@ pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -
     for name in hop_by_hop::of_connection(&head.headers, &FRAMING) {
         head.remove_header(&name);
     }
-    if !is_bare(head.status)
+    if !context.takes_chunks {
+        // A body without a length then ends with the connection, or is framed by the protocol.
+        head.remove_header(&TRANSFER_ENCODING);
+    } else if !is_bare(head.status)
         && !head.headers.contains_key(CONTENT_LENGTH)
         && !head.headers.contains_key(TRANSFER_ENCODING)
     {
-        // A body that ends with its connection: the client's can stay.
+        // A body that ends with the replica's connection: the client's can stay.
         head.insert_header(TRANSFER_ENCODING, "chunked")?;
     }
     if let Some(lease) = &context.lease

@@ -26,7 +26,6 @@ pub fn peer(address: SocketAddr, limits: &Limits) -> HttpPeer {
     let options = &mut peer.options;
     options.connection_timeout = Some(limits.connect_timeout);
     options.total_connection_timeout = Some(limits.connect_timeout);
-    options.write_timeout = Some(limits.write_timeout);
     options.tcp_keepalive = Some(TCP_KEEPALIVE);
     options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
     peer

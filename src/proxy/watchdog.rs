@@ -14,10 +14,15 @@ use tokio::time::{Instant, sleep_until};
 use crate::dispatch::Routing;
 
 /// What the requests of a connection leave behind.
+#[derive(Debug)]
 pub(super) struct Watchdog {
     pub(super) accepted: Instant,
     /// Milliseconds from the accept to the moment since which no request is handled; [`BUSY`] while one is.
     idle_since_ms: AtomicU64,
+    /// Requests whose head was complete.
+    heads: AtomicU64,
+    /// Whether it was closed for a head over the limit.
+    head_was_too_large: AtomicBool,
 }
 
 /// Whether a stream's client has left before its request was answered.
@@ -40,19 +45,12 @@ tokio::task_local! {
 
 /// Says that a complete head has come and the request is being handled.
 pub fn disarm() {
-    tell(|watchdog| watchdog.idle_since_ms.store(BUSY, Ordering::Relaxed), |_| {});
+    tell(|watchdog| watchdog.set_busy(true), |_| {});
 }
 
 /// Says that the request is done and the connection waits for the next one.
 pub fn arm() {
-    tell(
-        |watchdog| {
-            // At least 1: 0 stands for a connection that has served nothing yet.
-            let idle_since_ms = (watchdog.accepted.elapsed().as_millis() as u64).max(1);
-            watchdog.idle_since_ms.store(idle_since_ms, Ordering::Relaxed);
-        },
-        |_| {},
-    );
+    tell(|watchdog| watchdog.set_busy(false), |_| {});
 }
 
 /// Says that the client has left in the middle of its request.
@@ -70,7 +68,41 @@ fn tell(connection: impl FnOnce(&Watchdog), stream: impl FnOnce(&Abandoned)) {
 
 impl Watchdog {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Watchdog { accepted: Instant::now(), idle_since_ms: AtomicU64::new(0) })
+        Arc::new(Watchdog {
+            accepted: Instant::now(),
+            idle_since_ms: AtomicU64::new(0),
+            heads: AtomicU64::new(0),
+            head_was_too_large: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether a request is being handled.
+    pub(super) fn is_busy(&self) -> bool {
+        self.idle_since_ms.load(Ordering::Relaxed) == BUSY
+    }
+
+    /// How many requests there were so far.
+    pub(super) fn heads(&self) -> u64 {
+        self.heads.load(Ordering::Relaxed)
+    }
+
+    /// A complete head has come, or its request is done.
+    pub(super) fn set_busy(&self, is_busy: bool) {
+        if is_busy {
+            self.heads.fetch_add(1, Ordering::Relaxed);
+        }
+        // At least 1: 0 stands for a connection that has served nothing yet.
+        let idle_since_ms = if is_busy { BUSY } else { (self.accepted.elapsed().as_millis() as u64).max(1) };
+        self.idle_since_ms.store(idle_since_ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_head_too_large(&self) {
+        self.head_was_too_large.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was closed for a head over the limit.
+    pub(super) fn head_was_too_large(&self) -> bool {
+        self.head_was_too_large.load(Ordering::Relaxed)
     }
 
     /// Serves a connection. Requests that are handled within it tell this watchdog.

@@ -52,6 +52,9 @@ async fn a_body_in_which_no_model_can_be_found_is_refused_and_the_connection_sta
                 assert_eq!(reply.status(), 400, "{body:?}, chunked: {chunked}");
                 let (message, _) = error_of(path, &reply);
                 assert!(message.contains("No `model`") && message.contains("m, n"), "{message}");
+                if chunked {
+                    wire = wire.or_anew(&reply, async || behind.kvpin.connect().await).await;
+                }
             }
         }
     }
@@ -224,7 +227,7 @@ async fn a_header_that_is_no_text_names_no_conversation_and_disturbs_nothing() {
 async fn framing_that_two_readers_could_read_differently_closes_the_connection() {
     let behind = behind_two_models().await;
     for (framing, status) in [
-        ("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nd\r\n{\"model\":\"m\"}\r\n0\r\n\r\n", Some(200)),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nd\r\n{\"model\":\"m\"}\r\n0\r\n\r\n", Some(400)),
         ("Transfer-Encoding: xchunked\r\n\r\n", Some(400)),
         ("Transfer-Encoding: chunked\r\n\r\nzz\r\n", Some(400)),
         ("Content-Length : 2\r\n\r\n{}", Some(400)),

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::call::Call;
+use crate::support::call::{Call, Framing};
 use crate::support::client::Wire;
 use crate::support::edge::Edge;
 use crate::support::kvpin::Kvpin;
@@ -40,7 +40,13 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-async fn assert_answered(wire: &mut Wire, recorder: &Recorder, case: &Case) {
+/// Says the connection that the next request may use: the same one, but for chunks that were refused.
+async fn assert_answered(
+    mut wire: Wire,
+    connect: impl AsyncFnOnce() -> Wire,
+    recorder: &Recorder,
+    case: &Case,
+) -> Wire {
     let Case { call, status } = case;
     let what = format!("{} {} with {} bytes, {:?}", call.method, call.path, call.body.len(), call.framing);
     let before = recorder.count();
@@ -52,6 +58,13 @@ async fn assert_answered(wire: &mut Wire, recorder: &Recorder, case: &Case) {
     if reached {
         assert_eq!(reply.json()["sha256"], sha256(&call.body), "{what}");
     }
+    match (call.framing, status) {
+        (Framing::Chunks(_), 400..) => wire.or_anew(&reply, connect).await,
+        _ => {
+            assert_eq!(reply.header("connection"), Some("keep-alive"), "{what}");
+            wire
+        }
+    }
 }
 
 #[tokio::test]
@@ -59,7 +72,7 @@ async fn a_connection_is_used_again_after_a_request_of_any_kind() {
     let (recorder, other) = (Recorder::start(), Recorder::start());
     let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
     let kvpin = Kvpin::serve(models).await;
-    assert_every_kind(kvpin.connect().await, &recorder).await;
+    assert_every_kind(async || kvpin.connect().await, &recorder).await;
 }
 
 #[tokio::test]
@@ -67,15 +80,15 @@ async fn a_secure_connection_is_used_again_as_well() {
     let (recorder, other) = (Recorder::start(), Recorder::start());
     let models = json!({ "m": { "replicas": [recorder.url()] }, "n": { "replicas": [other.url()] } });
     let edge = Edge::serve(models).await;
-    assert_every_kind(edge.h1().await, &recorder).await;
+    assert_every_kind(async || edge.h1().await, &recorder).await;
 }
 
 /// Each kind meets others before and after it.
-async fn assert_every_kind(mut wire: Wire, recorder: &Recorder) {
-    let cases = cases();
+async fn assert_every_kind(connect: impl AsyncFn() -> Wire, recorder: &Recorder) {
+    let (cases, mut wire) = (cases(), connect().await);
     for distance in 1..4 {
         for at in 0..cases.len() {
-            assert_answered(&mut wire, recorder, &cases[at * distance % cases.len()]).await;
+            wire = assert_answered(wire, &connect, recorder, &cases[at * distance % cases.len()]).await;
         }
     }
 }
@@ -109,5 +122,16 @@ async fn a_client_that_asks_again_at_the_last_byte_of_an_answer_is_answered_on_t
     });
     for client in clients.collect::<Vec<_>>() {
         client.await.expect("every request was answered");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_serves_any_number_of_requests_that_have_no_body() {
+    let recorder = Recorder::start();
+    let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;
+    let mut wire = kvpin.connect().await;
+    let long = Call::get("/health").header("X-Long", "x".repeat(1000));
+    for _ in 0..1500 {
+        assert_eq!(wire.call(&long).await.status(), 200);
     }
 }

@@ -15,6 +15,7 @@ mod h2;
 mod h2_ends;
 mod h2_limits;
 mod health;
+mod hostile;
 mod identity;
 mod keep_alive;
 mod keys;

@@ -248,8 +248,7 @@ async fn health_is_503_until_a_replica_is_up_and_again_when_none_is() {
 async fn unknown_paths_are_404_and_wrong_methods_405_in_the_callers_dialect() {
     let TwoModels { north, south, kvpin } = two_models().await;
     let body = r#"{"model":"north"}"#;
-    for path in ["/v1/nothing", "/metrics", "/v1/messages/", "/sleep", "/v1//messages", "/V1/messages", "/invocations"]
-    {
+    for path in ["/v1/nothing", "/metrics", "/sleep", "/V1/messages", "/invocations", "/v1/messages;x"] {
         let reply = kvpin.call(&Call::post(path, body)).await;
         assert_eq!(reply.status(), 404, "{path}");
     }
@@ -275,6 +274,9 @@ async fn every_turn_endpoint_reaches_the_replica_with_its_query() {
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/embeddings",
+        "/v2/embed",
+        "/pooling",
+        "/classify",
         "/v1/rerank",
         "/v2/rerank",
         "/rerank",

@@ -93,6 +93,15 @@ impl Wire {
         self.exchange(call.method, &call.bytes()).await
     }
 
+    /// The connection for the next request: this one, or another if the response said that this one closes, and it has.
+    pub async fn or_anew(mut self, reply: &Reply, connect: impl AsyncFnOnce() -> Wire) -> Self {
+        if reply.header("connection") != Some("close") {
+            return self;
+        }
+        assert!(self.ends().await, "nothing comes after an answer that closes");
+        connect().await
+    }
+
     /// Sends the rest of a POST and waits for the whole response.
     pub async fn rest(&mut self, bytes: &[u8]) -> Reply {
         self.exchange("POST", bytes).await
@@ -116,6 +125,11 @@ impl Wire {
 
     pub async fn send(&mut self, bytes: &[u8]) {
         within("sending", self.writer.write_all(bytes)).await.expect("sends");
+    }
+
+    /// Sends, and says whether the other side still takes it.
+    pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
+        within("sending", self.writer.write_all(bytes)).await.is_ok()
     }
 
     /// Ends the sending side.

@@ -24,6 +24,13 @@ pub struct Kvpin {
     pub admin: SocketAddr,
 }
 
+/// Resident memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    pub now: usize,
+    pub peak: usize,
+}
+
 /// What the process has written to stderr.
 struct Log {
     lines: Arc<Mutex<Vec<String>>>,
@@ -210,6 +217,18 @@ impl Kvpin {
             log.is_complete().then_some(status)
         })
         .await
+    }
+
+    /// What its memory is and was.
+    pub fn memory(&self) -> Memory {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("the process's status");
+        let bytes = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the line is there");
+            let kib: usize = line.trim().trim_end_matches(" kB").parse().expect("a number");
+            kib << 10
+        };
+        Memory { now: bytes("VmRSS:"), peak: bytes("VmHWM:") }
     }
 
     /// All it has logged so far.

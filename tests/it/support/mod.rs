@@ -19,6 +19,7 @@ pub mod rogue;
 pub mod secure;
 pub mod stage;
 pub mod storyteller;
+pub mod strict;
 
 use std::time::Duration;
 
