@@ -368,7 +368,8 @@ async fn a_raw_request_is_handed_over_to_be_explained() {
 
 async fn post(path: &str, content_type: &str, body: &str) -> (String, serde_json::Value) {
     let length = body.len();
-    let head = format!("POST {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-type: {content_type}\r\n");
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: {content_type}\r\n");
     let request = format!("{head}content-length: {length}\r\n\r\n{body}");
     let (head, body) = ask(&mut connect().await, &request).await;
     (head, serde_json::from_str(&body).unwrap())

@@ -298,18 +298,18 @@ async fn a_reload_puts_clients_out_whose_authority_is_believed_no_longer() {
 }
 
 #[tokio::test]
-async fn whether_a_listener_has_tls_takes_a_restart() {
+async fn whether_a_listener_has_tls_takes_a_new_process() {
     let (edge, recorder) = edge_with(|_| {}).await;
     let mut plain = edge.config.clone();
     plain["listen"] = json!("127.0.0.1:0");
     assert!(!edge.kvpin.reload(&plain).await);
-    edge.kvpin.until_logged("listen can only change with a restart").await;
+    edge.kvpin.until_logged("listen: it can only change with a new process").await;
     assert_eq!(edge.h1().await.call(&Call::get("/health")).await.status(), 200);
     let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;
     let mut secured = config(json!({ "m": { "replicas": [recorder.url()] } }));
     secured["listen"] = listener(&edge.files);
     assert!(!kvpin.reload(&secured).await);
-    kvpin.until_logged("listen can only change with a restart").await;
+    kvpin.until_logged("listen: it can only change with a new process").await;
     assert_eq!(kvpin.call(&Call::get("/health")).await.status(), 200);
 }
 
