@@ -4,6 +4,7 @@ use std::io::BufWriter;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 pub struct Launch {
     binary: PathBuf,
     config: PathBuf,
+    obstacle: Option<&'static str>,
 }
 
 /// A new process that has everything and waits for the word. It is ended when this is dropped.
@@ -62,10 +64,14 @@ impl Launch {
         Ok(Launch {
             binary: binary.context("it can't be told which file this process runs")?,
             config: std::path::absolute(config).context("it can't be told where the configuration is")?,
+            obstacle: obstacle(),
         })
     }
 
     fn start(&self, stdin: UnixStream) -> anyhow::Result<Started> {
+        if let Some(obstacle) = self.obstacle {
+            bail!(obstacle);
+        }
         let mut command = Command::new(&self.binary);
         command.arg("run").arg("--config").arg(&self.config).arg("--take-over").stdin(OwnedFd::from(stdin));
         let child = command.spawn().with_context(|| format!("{} can't be started", self.binary.display()))?;
@@ -127,6 +133,22 @@ impl Retiree {
 impl Drop for Retiree {
     fn drop(&mut self) {
         self.child.leave();
+    }
+}
+
+/// Why this process can't leave its place to its child, whatever else is the case. To be asked at the start: later, every
+/// process whose parent has ended is the init process's child.
+fn obstacle() -> Option<&'static str> {
+    let is_set = |variable| std::env::var_os(variable).is_some();
+    let is_of_systemd = parent_id() == 1 && is_set("INVOCATION_ID");
+    if std::process::id() == 1 {
+        Some("this process is the first one of its container, which ends with it: start another container instead")
+    } else if is_of_systemd && !is_set("NOTIFY_SOCKET") {
+        Some(
+            "systemd would take this process's end for the service's: the unit has to have Type=notify, or is to be restarted",
+        )
+    } else {
+        None
     }
 }
 
