@@ -43,6 +43,7 @@ pub struct Launch {
 pub struct Successor {
     child: Started,
     channel: Channel,
+    listens: Vec<SocketAddr>,
     since: Vec<Learning>,
 }
 
@@ -90,9 +91,10 @@ impl Successor {
         ours.set_write_timeout(Some(PATIENCE))?;
         let mut child = launch.start(theirs)?;
         let mut channel = Channel::new(ours);
-        let given = greet(&mut channel, routing, sockets).and_then(|()| give_state(&mut channel, routing));
+        let given =
+            greet(&mut channel, routing, sockets).and_then(|listens| Ok((listens, give_state(&mut channel, routing)?)));
         match given {
-            Ok(since) => Ok(Successor { child, channel, since }),
+            Ok((listens, since)) => Ok(Successor { child, channel, listens, since }),
             Err(error) => Err(child.blame(error)),
         }
     }
@@ -101,10 +103,15 @@ impl Successor {
         self.child.pid()
     }
 
+    /// Where it is going to listen, as it is configured.
+    pub fn listens(&self) -> &[SocketAddr] {
+        &self.listens
+    }
+
     /// Lets it know what was learned since it was given what is remembered, and from here on of each turn as it is served;
     /// then tells it to serve, and doesn't end it with this process any more.
     pub async fn go(self, departure: Arc<Departure>) -> anyhow::Result<Retiree> {
-        let Successor { child, channel, since } = self;
+        let Successor { child, channel, listens: _, since } = self;
         channel.stream().set_read_timeout(None)?;
         channel.stream().set_write_timeout(Some(WRITE_MAX))?;
         let school = School::begin(channel, since, departure)?;
@@ -153,7 +160,11 @@ fn obstacle() -> Option<&'static str> {
 }
 
 /// Who it is, what it needs first, and its word that it could use that.
-fn greet(channel: &mut Channel, routing: &Routing, sockets: &[(SocketAddr, OwnedFd)]) -> anyhow::Result<()> {
+fn greet(
+    channel: &mut Channel,
+    routing: &Routing,
+    sockets: &[(SocketAddr, OwnedFd)],
+) -> anyhow::Result<Vec<SocketAddr>> {
     match channel.receive()? {
         Message::Hello { protocol: PROTOCOL, state_version: codec::VERSION, .. } => {}
         Message::Hello { kvpin, .. } => {
@@ -165,7 +176,7 @@ fn greet(channel: &mut Channel, routing: &Routing, sockets: &[(SocketAddr, Owned
     channel.send(&Message::Welcome { key_secret: routing.key_secret().to_bytes(), sockets: configured })?;
     channel.send_descriptors(&sockets.iter().map(|(_, descriptor)| descriptor.as_fd()).collect::<Vec<_>>())?;
     match channel.receive()? {
-        Message::Prepared => Ok(()),
+        Message::Prepared { listens } => Ok(listens),
         other => Err(unexpected(&other)),
     }
 }
