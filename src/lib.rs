@@ -11,13 +11,14 @@
 //!          .----------+-----------.
 //!        proxy      replica     admin       the edges; none of them knows another
 //!   client <-> engine  probe,     /metrics,
-//!   byte for byte      scrape     status, drain
+//!   byte for byte      scrape     page, drain
 //!          '----------+-----------'
 //!                  dispatch   routing table, lock, clock, leases            metrics   what is counted live
 //!                     |
 //!                  balancer   decides: affinity, placement, spill, health   PURE
 //!
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
+//!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
 //!        keys           who is asking: API keys, what each may do and uses
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        state          what outlives the process, as bytes: of balancer's plain values
@@ -43,16 +44,16 @@
 //!
 //! # Who may call whom
 //!
-//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`] and
-//! [`metrics`] are leaves, and so is [`config`] with [`tls`] below it. [`server`] writes and
-//! reads [`state`], which knows [`balancer`]'s records. [`proxy`] and [`replica`] reach servers through
+//! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`],
+//! [`usage`] and [`metrics`] are leaves, and so is [`config`] with [`tls`] below it; the two that read bodies share `json`.
+//! [`server`] writes and reads [`state`], which knows [`balancer`]'s records. [`proxy`] and [`replica`] reach servers through
 //! [`connector`]. The edges share what they must through [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
-//! - [`balancer`] and [`conversation`] do no I/O, read no clock, draw no entropy, log nothing and touch no registry. Clippy
-//!   denies it in them, and `tests/pure_core.rs` builds them without the rest of the crate. So one seed replays one run, in
-//!   tests and in the simulator.
+//! - [`balancer`], [`conversation`] and [`usage`] do no I/O, read no clock, draw no entropy, log nothing and touch no
+//!   registry. Clippy denies it in them, and `tests/pure_core.rs` builds them without the rest of the crate. So one seed
+//!   replays one run, in tests and in the simulator.
 //! - One `ArcSwap` holds the routing table. A reload swaps it as a whole or not at all. A model that stays keeps its
 //!   balancer, so its pins, leases and counters.
 //! - One mutex a model, held for a decision only: no await, no log, no formatting inside.
@@ -93,6 +94,7 @@ pub mod config;
 pub mod connector;
 pub mod conversation;
 pub mod dispatch;
+mod json;
 pub mod keys;
 pub mod metrics;
 mod notify;
@@ -102,3 +104,4 @@ pub mod server;
 pub mod sim;
 pub mod state;
 pub mod tls;
+pub mod usage;

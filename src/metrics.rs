@@ -11,8 +11,10 @@ use prometheus::{
 #[derive(Clone)]
 pub struct Metrics {
     pub registry: Registry,
-    /// From the arrival of the request head to the first byte of the response body. Labels: model, decision.
+    /// From the arrival of the request head to the first token of the answer. Labels: model, decision.
     pub time_to_first_byte: HistogramVec,
+    /// Between two events of a stream that carry something generated. Label: model.
+    pub time_between_tokens: HistogramVec,
     /// Requests that kvpin answered itself with an error. Label: reason.
     pub refused: IntCounterVec,
     /// Label: outcome (applied, refused).
@@ -47,6 +49,10 @@ pub struct Metrics {
 const FIRST_BYTE_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 80.0, 640.0];
 
+/// Seconds. vLLM's buckets for the time per output token, for the same reason.
+const BETWEEN_TOKENS_BUCKETS: [f64; 14] =
+    [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 10.0];
+
 impl Metrics {
     /// Declares every metric in a registry of its own.
     pub fn new() -> prometheus::Result<Self> {
@@ -55,10 +61,18 @@ impl Metrics {
             time_to_first_byte: HistogramVec::new(
                 HistogramOpts::new(
                     "kvpin_time_to_first_byte_seconds",
-                    "Time from the request head to the first byte of the response body.",
+                    "Time from the request head to the first token: pings, heads and announcements of a role are none.",
                 )
                 .buckets(FIRST_BYTE_BUCKETS.to_vec()),
                 &["model", "decision"],
+            )?,
+            time_between_tokens: HistogramVec::new(
+                HistogramOpts::new(
+                    "kvpin_time_between_tokens_seconds",
+                    "Time between two events of a stream that carry something generated, about a token each.",
+                )
+                .buckets(BETWEEN_TOKENS_BUCKETS.to_vec()),
+                &["model"],
             )?,
             refused: IntCounterVec::new(
                 Opts::new("kvpin_refused_requests_total", "Requests that kvpin answered itself with an error."),
@@ -124,6 +138,7 @@ impl Metrics {
 
     fn register(&self) -> prometheus::Result<()> {
         self.registry.register(Box::new(self.time_to_first_byte.clone()))?;
+        self.registry.register(Box::new(self.time_between_tokens.clone()))?;
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.reloads.clone()))?;
         self.registry.register(Box::new(self.last_reload_success.clone()))?;

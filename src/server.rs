@@ -7,6 +7,7 @@ mod handover;
 mod keeper;
 mod life;
 mod reload;
+mod signals;
 mod sockets;
 mod transfer;
 
@@ -45,6 +46,10 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// How many looks in a row have to find none: one that has just been accepted is not counted yet.
 const QUIET_POLLS: u32 = 3;
+
+/// What is read of an encrypted connection at once: a record, which the library would take in four steps. Pingora's 64 KiB save
+/// no CPU beside it, and a connection in the clear is read into the request's own buffer (`bench/README.md`).
+const TLS_READ_BUFFER: usize = 16 * 1024;
 
 /// The same where another process serves. There is time for a client that was accepted to finish its TLS handshake.
 const QUIET_POLLS_UNHURRIED: u32 = 50;
@@ -199,7 +204,9 @@ impl Server {
         let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
         let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
         let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
+        let table = self.routing.table();
         let listener = |(at, address): (usize, &SocketAddr)| {
+            let has_tls = table.config.listen.get(at).is_some_and(|listener| listener.tls.is_some());
             let (proxy, routing, open) = (Arc::clone(&proxy), Arc::clone(&self.routing), self.open.clone());
             let departure = Arc::clone(&self.departure);
             let mut service = Service::new("kvpin".to_owned(), Listener { proxy, routing, open, departure, at });
@@ -208,7 +215,7 @@ impl Server {
             let listener = ListenerConfig::tcp(address.to_string())
                 .tcp_socket_options(socket)
                 // Pingora flushes a response with a length only when its write buffer is full; without one, at once.
-                .l4_buffer(L4BufferSettings::default().write(0));
+                .l4_buffer(L4BufferSettings::new(if has_tls { TLS_READ_BUFFER } else { 0 }, 0));
             service.add_listener(listener);
             service
         };

@@ -8,5 +8,9 @@
 mod balancer;
 #[path = "../src/conversation/mod.rs"]
 mod conversation;
+#[path = "../src/json/mod.rs"]
+mod json;
+#[path = "../src/usage/mod.rs"]
+mod usage;
 
 fn main() {}

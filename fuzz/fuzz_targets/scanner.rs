@@ -10,6 +10,8 @@
 
 #[path = "../../src/conversation/mod.rs"]
 mod conversation;
+#[path = "../../src/json/mod.rs"]
+mod json;
 
 use conversation::{Fields, History, Progress, Scanner, Wanted, reference};
 use libfuzzer_sys::fuzz_target;

@@ -11,6 +11,8 @@ mod balancer;
 mod codec;
 #[path = "../../src/conversation/mod.rs"]
 mod conversation;
+#[path = "../../src/json/mod.rs"]
+mod json;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -43,7 +43,7 @@ pub struct PinRecord {
     /// The place among the [`ReplicaRecord`]s that it was exported with.
     pub replica: u16,
     pub parent: Option<RawKey>,
-    /// As in [`super::pin::Pin`].
+    /// As in `super::pin::Pin`.
     pub joined: bool,
     /// Whether the replica had kept its cache since.
     pub has_claim: bool,
@@ -59,7 +59,7 @@ pub struct AliasRecord {
     pub age_ms: u64,
 }
 
-/// A known part of a conversation's history. The fields mean what they mean in [`super::histories::Registered`].
+/// A known part of a conversation's history. The fields mean what they mean in `super::histories::Registered`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryRecord {
     pub link: RawKey,

@@ -25,6 +25,7 @@ mod model;
 mod named_files;
 mod reload;
 mod secret;
+mod size;
 mod tls;
 mod url;
 mod validate;

@@ -10,10 +10,11 @@ use super::access;
 use super::addresses::{self, Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
-use super::file::{Bytes, File, HealthFile, LimitsFile, ModelFile, Ordered};
+use super::file::{File, HealthFile, LimitsFile, ModelFile, Ordered};
 use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
+use super::size::Bytes;
 use super::{Config, HealthConfig, Limits, ModelConfig, StateFile, Surroundings, model};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.

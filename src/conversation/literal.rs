@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::decode::{Decoder, Sink, Stray};
+use crate::json::{Decoder, Sink, Stray};
 
 /// Bytes that the longest value of most bodies has, the JSON in Claude Code's `metadata.user_id`.
 const USUAL: usize = 176;

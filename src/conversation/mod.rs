@@ -23,7 +23,6 @@
 
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
-mod decode;
 mod digest;
 mod fields;
 mod history;
@@ -43,7 +42,6 @@ pub mod reference;
 mod scanner;
 mod session;
 mod shape;
-mod skip;
 mod tree;
 mod walk;
 

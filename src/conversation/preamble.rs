@@ -3,7 +3,8 @@
 
 use memchr::memchr;
 
-use super::decode::{Sink, Stray};
+use crate::json::{Sink, Stray};
+
 use super::digest::{Found, Text};
 
 /// The tags that such a preamble stands in. A tag's only `<` is its first byte, which the search rests on.

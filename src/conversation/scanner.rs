@@ -7,12 +7,13 @@
 //! not, it may see something or nothing, and the engine will refuse it. It holds one string of at
 //! most 1024 bytes, a depth, and what it found: of the history hashes only.
 
+use crate::json::{Skipper, begins_scalar, is_space, scalar_length};
+
 use super::fields::{Fields, Model, Progress, RootKeys};
 use super::history::History;
 use super::literal::Literal;
 use super::path::{LONGEST_KEY, Scope, Target};
 use super::shape::Parts;
-use super::skip::{Skipper, begins_scalar, is_space, scalar_length};
 use super::walk::Walk;
 
 /// Longest value kept, in decoded bytes. Model names are file paths at worst; the JSON in Claude

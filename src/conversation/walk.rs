@@ -4,11 +4,11 @@
 //! A value ends where the [`Skipper`] would have ended it, whatever it holds: what is no JSON is passed over like a value
 //! of no interest, and there is no history then.
 
-use super::decode::Decoder;
+use crate::json::{Decoder, Skipper, begins_scalar, is_space, plain_length, scalar_length};
+
 use super::digest::{self, Found, Text};
 use super::history::History;
 use super::preamble::{Head, SystemText};
-use super::skip::{Skipper, begins_scalar, is_space, plain_length, scalar_length};
 use super::tree::{Kind, Manner, Subject, Tree};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -176,13 +176,17 @@ impl Lease {
         }
     }
 
-    /// The first byte of a good response has come, so long after the request.
-    pub fn served(&mut self, took: Duration) {
+    /// The first byte of a good response has come.
+    pub fn served(&mut self) {
         if let Some(ticket) = &mut self.ticket {
-            self.dispatcher.with(|balancer, now| {
-                balancer.served(ticket, now);
-                balancer.note_first_byte(ticket, took);
-            });
+            self.dispatcher.with(|balancer, now| balancer.served(ticket, now));
+        }
+    }
+
+    /// The first token has come, so long after the request.
+    pub fn note_first_token(&self, took: Duration) {
+        if let Some(ticket) = &self.ticket {
+            self.dispatcher.with(|balancer, _| balancer.note_first_byte(ticket, took));
         }
     }
 

@@ -3,6 +3,8 @@
 use log::info;
 use pingora::proxy::Session;
 
+use crate::balancer::Bill;
+
 use super::context::Context;
 
 /// The target to filter the access log by.
@@ -17,19 +19,29 @@ pub fn write(session: &Session, context: &Context) {
     let request = context.request.as_ref();
     let lease = context.lease.as_ref();
     let conversation = context.conversation();
+    let bill = context.bill.as_ref();
+    // What the engine didn't count is an estimate.
+    let tokens = |of: fn(&Bill) -> u64| {
+        let sign = |bill: &Bill| if bill.is_measured { "" } else { "~" };
+        bill.map_or("-".to_owned(), |bill| format!("{}{}", sign(bill), of(bill)))
+    };
     let decision = lease.map(|lease| lease.decision());
     info!(
         target: TARGET,
         "model={} replica={} decision={} reason={} outcome={} status={} first_byte_ms={} total_ms={:.1} \
-         request_bytes={} response_bytes={} tries={} conversation={} source={} key={} client={}",
+         cached={} computed={} completion={} cold={} request_bytes={} response_bytes={} tries={} conversation={} source={} key={} client={}",
         request.map_or("-", |request| &request.model.name),
         lease.map_or("-", |lease| &lease.replica().name),
         decision.map_or("-", |decision| decision.as_str()),
         context.refusal.as_ref().map(|refusal| refusal.as_str()).or(decision.and_then(|d| d.reason())).unwrap_or("-"),
         lease.map_or("-", |lease| lease.outcome().as_str()),
         session.response_written().map_or(0, |head| head.status.as_u16()),
-        context.first_byte.map_or("-".to_owned(), |time| format!("{:.1}", time.as_secs_f64() * 1e3)),
+        context.first_token.map_or("-".to_owned(), |time| format!("{:.1}", time.as_secs_f64() * 1e3)),
         context.started.elapsed().as_secs_f64() * 1e3,
+        tokens(|bill| bill.cached),
+        tokens(|bill| bill.computed),
+        tokens(|bill| bill.completion),
+        bill.and_then(|bill| bill.cold).map_or("-", |cold| cold.reason.as_str()),
         session.body_bytes_read(),
         session.body_bytes_sent(),
         context.tried.len() + 1,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use pingora::{Error, ErrorType};
 
-use crate::balancer::{Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
+use crate::balancer::{Bill, Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
 use crate::dispatch::{Lease, Model};
 use crate::keys::{Caller, Slot};
@@ -16,6 +16,7 @@ use super::attempt::Kept;
 use super::body::RequestBody;
 use super::endpoint::Dialect;
 use super::intake::Late;
+use super::meter::Meter;
 use super::refusal::Refusal;
 
 /// One request.
@@ -53,6 +54,12 @@ pub struct Context {
     pub status: Option<StatusCode>,
     /// From the request head to the first byte of the response body.
     pub first_byte: Option<Duration>,
+    /// From the request head to the first token: what comes before may be pings and announcements.
+    pub first_token: Option<Duration>,
+    /// Watches the answer; `None` where it can't be looked into.
+    pub meter: Option<Meter>,
+    /// What the turn was booked with.
+    pub bill: Option<Bill>,
     _open: Open,
 }
 
@@ -156,6 +163,9 @@ impl Context {
             refusal: None,
             status: None,
             first_byte: None,
+            first_token: None,
+            meter: None,
+            bill: None,
             _open: Open(open.clone()),
         }
     }
@@ -217,9 +227,28 @@ impl Context {
             && !self.is_side_after_all
             && let Some(lease) = &mut self.lease
         {
-            lease.served(elapsed);
+            lease.served();
         }
         Some(elapsed)
+    }
+
+    /// A chunk of the answer is on its way to the client. True with the first token.
+    pub fn pass(&mut self, chunk: &[u8]) -> bool {
+        let has_first = self.meter.as_mut().is_some_and(|meter| meter.pass(chunk));
+        if has_first {
+            let took = self.started.elapsed();
+            self.first_token = Some(took);
+            if let Some(lease) = &self.lease {
+                lease.note_first_token(took);
+            }
+        }
+        has_first
+    }
+
+    /// Books what the turn has cost, if an engine has worked for it.
+    pub fn charge(&mut self, request_bytes: usize) {
+        let (Some(meter), Some(lease)) = (self.meter.take(), &self.lease) else { return };
+        self.bill = lease.charge(&meter.cost(request_bytes));
     }
 
     /// The conversation's key and the word for what named it, once the turn has a slot.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use log::{debug, warn};
 use pingora::Result;
+use pingora::http::ResponseHeader;
 use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 
@@ -19,6 +20,7 @@ use super::Proxy;
 use super::attempt::{Attempt, Kept, Opening};
 use super::context::Context;
 use super::intake::learn_late;
+use super::meter::Meter;
 use super::refusal::Refusal;
 use super::trouble::Trouble;
 use super::upstream::{UPSTREAM_IDLE, peer};
@@ -134,12 +136,23 @@ impl Proxy {
     /// The first byte of an answer is on its way to the client: nothing is tried again from here on.
     pub(super) async fn begun(&self, session: &Session, context: &mut Context) {
         learn_late(&self.routing, session, context);
-        let Some(elapsed) = context.first_byte() else { return };
-        context.kept = None;
-        if let (Some(request), Some(lease)) = (&context.request, &context.lease) {
-            let labels = [request.model.name.as_str(), lease.decision().as_str()];
-            self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(elapsed.as_secs_f64());
+        if context.first_byte().is_some() {
+            context.kept = None;
+            self.departure.teach().await;
         }
-        self.departure.teach().await;
+    }
+
+    /// The first token is on its way to the client.
+    pub(super) fn first_token(&self, context: &Context) {
+        if let (Some(request), Some(lease), Some(took)) = (&context.request, &context.lease, context.first_token) {
+            let labels = [request.model.name.as_str(), lease.decision().as_str()];
+            self.routing.metrics.time_to_first_byte.with_label_values(&labels).observe(took.as_secs_f64());
+        }
+    }
+
+    /// What watches an answer with such a head.
+    pub(super) fn meter(&self, context: &Context, head: &ResponseHeader) -> Option<Meter> {
+        let model = context.request.as_ref()?.model.name.as_str();
+        Meter::of(head, self.routing.metrics.time_between_tokens.with_label_values(&[model]))
     }
 }

@@ -35,6 +35,7 @@ mod intake;
 mod late;
 mod local;
 mod memory;
+mod meter;
 mod pings;
 mod refusal;
 mod relay;
@@ -164,6 +165,7 @@ impl ProxyHttp for Proxy {
         if let Some(error) = error {
             log_failure(error, outcome, context);
         }
+        context.charge(session.body_bytes_read());
         access_log::write(session, context);
         if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
             context.caller.count(verdict);

@@ -23,6 +23,7 @@ impl Attempt<'_> {
     pub async fn relay(&mut self, answer: Answer, exchange: &mut Exchange) -> Result<()> {
         let Answer { mut head, begun, has_ended, is_stream } = answer;
         self.context.status = Some(head.status);
+        self.context.meter = self.proxy.meter(self.context, &head);
         if self.context.kept_waiting && !is_stream {
             return self.relay_as_event(begun, has_ended, exchange).await;
         }
@@ -117,6 +118,9 @@ impl Attempt<'_> {
 
     async fn pass(&mut self, chunk: Bytes) -> Result<()> {
         self.proxy.begun(self.session, self.context).await;
+        if self.context.pass(&chunk) {
+            self.proxy.first_token(self.context);
+        }
         self.pings.passed(&chunk);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }

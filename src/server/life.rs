@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use log::{error, info, warn};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -25,6 +25,7 @@ use crate::proxy::Leaving;
 
 use super::handover::{Following, Heard, Launch, Predecessor, Retiree, Successor};
 use super::keeper::{self, Keeper, Keeping};
+use super::signals::Signals;
 use super::sockets::Sockets;
 use super::transfer::unix_ms;
 use super::{AskUpgrade, Drained, Server, new_secret};
@@ -49,14 +50,6 @@ pub struct Life {
     predecessor: Option<Following>,
     signals: Signals,
     asked: mpsc::Receiver<AskUpgrade>,
-}
-
-/// The signals that a service is told by.
-struct Signals {
-    hangup: Signal,
-    upgrade: Signal,
-    /// SIGTERM and SIGINT.
-    end: [Signal; 2],
 }
 
 /// Why a process serves no longer.
@@ -391,15 +384,5 @@ fn tell(drained: Drained) {
     match drained {
         Drained::Whole => info!("every request has ended"),
         Drained::Cut { open } => warn!("{open} requests were still open and are cut off"),
-    }
-}
-
-impl Signals {
-    fn take() -> anyhow::Result<Self> {
-        Ok(Signals {
-            hangup: signal(SignalKind::hangup())?,
-            upgrade: signal(SignalKind::user_defined2())?,
-            end: [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?],
-        })
     }
 }

@@ -151,9 +151,11 @@ fn every_recorded_request_is_recognised_by_the_rule_that_is_expected() {
         }
     }
     let known: BTreeSet<_> = EXPECTED.iter().map(|expected| format!("{}.http", expected.fixture)).collect();
-    let there = std::fs::read_dir(fixtures()).expect("the fixtures");
-    let there: BTreeSet<_> =
-        there.map(|entry| entry.expect("a file").file_name().into_string().expect("text")).collect();
+    let there = std::fs::read_dir(fixtures()).expect("the fixtures").map(|entry| entry.expect("an entry").path());
+    let there: BTreeSet<_> = there
+        .filter(|path| path.is_file())
+        .map(|path| path.file_name().and_then(|name| name.to_str()).expect("text").to_owned())
+        .collect();
     assert_eq!(there, known, "every fixture is expected to be something");
 }
 

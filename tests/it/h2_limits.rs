@@ -228,8 +228,11 @@ async fn a_client_that_gives_up_all_its_requests_loses_its_connection_and_nobody
             assert_eq!(honest.call(&call.clone().of("honest")).await.status(), 200);
         }
     }
-    assert_eq!(rapid.ended().await, Some(Reason::ENHANCE_YOUR_CALM), "after {given_up}");
+    // Whoever is still sending may miss what is said last.
+    let said = rapid.ended().await;
+    assert!(said.is_none_or(|reason| reason == Reason::ENHANCE_YOUR_CALM), "{said:?}");
     assert!(given_up < 5_000);
+    edge.kvpin.until_logged("gave up 100 of its").await;
     assert_eq!(honest.call(&call).await.status(), 200);
     until("nothing is open", async || (edge.kvpin.metric("kvpin_open_requests").await == 0.0).then_some(())).await;
 }

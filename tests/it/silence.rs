@@ -45,7 +45,15 @@ async fn rest_without(wire: &mut Wire, ping: &str) -> (String, bool) {
 
 #[tokio::test]
 async fn a_silent_prefill_is_pinged_in_the_clients_dialect_and_a_ping_is_no_first_byte() {
-    for (path, ping) in [(CHAT, COMMENT), (MESSAGES, PING), ("/v1/responses", COMMENT)] {
+    for (path, ping, content) in [
+        (CHAT, COMMENT, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n"),
+        (
+            MESSAGES,
+            PING,
+            "data: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n",
+        ),
+        ("/v1/responses", COMMENT, "data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n"),
+    ] {
         let mut stage = pinging(1).await;
         let (mut wire, mut turn) = stream(&mut stage, path).await;
         assert_eq!(wire.head("POST").await.status, 200);
@@ -53,8 +61,8 @@ async fn a_silent_prefill_is_pinged_in_the_clients_dialect_and_a_ping_is_no_firs
             assert_eq!(wire.piece().await, data(ping));
         }
         assert_eq!(stage.kvpin.metric("kvpin_time_to_first_byte_seconds_count").await, 0.0);
-        turn.write_chunk(CONTENT).await;
-        while wire.piece().await != data(CONTENT) {}
+        turn.write_chunk(content).await;
+        while wire.piece().await != data(content) {}
         assert_eq!(stage.kvpin.metric("kvpin_time_to_first_byte_seconds_count").await, 1.0);
         assert_eq!(wire.piece().await, data(ping), "a stream that falls silent later is pinged too");
         turn.write("0\r\n\r\n").await;

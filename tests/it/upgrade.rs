@@ -66,7 +66,8 @@ async fn upgrades_under_load_refuse_no_connection_and_lose_no_byte_and_no_pin() 
         kvpin.ends(pid).await;
     }
     assert_eq!(kvpin.lines_with(" serves, this one finishes what it has"), upgrades);
-    assert_eq!(kvpin.lines_with("the process before this one has finished its turns"), upgrades);
+    // One that was replaced meanwhile may have ended before it saw it.
+    kvpin.until_logged("the process before this one has finished its turns").await;
     assert_eq!(kvpin.lines_with("WARN"), kvpin.lines_with("max_num_seqs is not configured"), "{}", kvpin.log());
 }
 

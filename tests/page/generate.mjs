@@ -29,7 +29,7 @@ export class Fleet {
   status() {
     const up = Date.now() / 1000 - this.begun;
     return {
-      kvpin: { version: "0.0.0-generated", uptime_s: up, since_s: this.begun, open_requests: 7, reload: { at_s: this.begun + up / 2, outcome: "applied", text: "no changes" } },
+      kvpin: { version: "0.0.0-generated", uptime_s: up, since_s: this.begun, open_requests: 7, last_reload: { at_unix_s: this.begun + up / 2, outcome: "applied", changes: [], problems: [] }, last_failed_upgrade: null },
       models: this.shape.map((model, at) => this.#model(model, at, up)),
     };
   }

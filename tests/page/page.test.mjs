@@ -1,61 +1,23 @@
-// The page in a real browser: over the built kvpin with traffic, and over a status of 20 models of 64 replicas.
+// The page in a real browser, over the built kvpin with agents that talk to simulated replicas through it.
 // The name of a test is the fact that it proves.
 
 import assert from "node:assert/strict";
 import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
-import { after, afterEach, before, describe, test } from "node:test";
+import { after, before, describe, test } from "node:test";
 
 import * as format from "../../src/admin/page/format.js";
 import { clipped, faintTexts, focused, markReachable, overflowing } from "./audits.mjs";
-import { Browser, Tab, sleep, until } from "./browser.mjs";
-import { Fleet, HOSTILE } from "./generate.mjs";
+import { sleep, until } from "./browser.mjs";
+import { close, feedOf, open, rowOf, tabAt, textOf } from "./looks.mjs";
 import { Gate, MODEL, Stage } from "./stage.mjs";
-import { Stub } from "./stub.mjs";
 
 const KVPIN = process.env.KVPIN_BIN;
-const CHROMIUM = process.env.KVPIN_CHROMIUM;
 const PICTURES = process.env.KVPIN_PAGE_PICTURES;
 /** How long agents talk before anything is looked at; longer makes fuller pictures. */
 const TALK_S = Number(process.env.KVPIN_PAGE_TALK_S ?? 12);
 const SIZES = [[2000, 1250], [400, 860]];
 const SCHEMES = ["light", "dark"];
-
-let browser;
-before(async () => {
-  browser = await Browser.start(CHROMIUM);
-  if (PICTURES) await mkdir(PICTURES, { recursive: true });
-});
-after(() => browser?.stop());
-
-/** A tab, closed when its test has ended. */
-const tabs = [];
-async function tabAt(url, options) {
-  const tab = await Tab.open(browser, options);
-  tabs.push(tab);
-  await tab.go(url);
-  return tab;
-}
-const close = async () => { for (const tab of tabs.splice(0)) await tab.close(); };
-afterEach(close);
-
-/** The same, on a page that has shown its first status and history. */
-async function open(url, options) {
-  const tab = await tabAt(url, options);
-  await tab.until("the first status and history are shown", () => Boolean(document.querySelector(".replicas tbody tr") && document.querySelector(".panel path.base")));
-  return tab;
-}
-
-const textOf = (tab, selector) => tab.run((wanted) => document.querySelector(wanted)?.textContent ?? null, selector);
-const feedOf = (tab) => tab.run(() => document.body.dataset.feed ?? "");
-
-/** The cells of a replica's row, by column, and its health. */
-function rowOf(name) {
-  const row = [...document.querySelectorAll(".replicas tbody tr")].find((candidate) => candidate.querySelector(".name").textContent === name);
-  if (!row) return null;
-  const cells = [...row.querySelectorAll("[data-column]")].map((cell) => [cell.dataset.column, cell.querySelector(".value").textContent]);
-  return { health: row.dataset.health, ...Object.fromEntries(cells) };
-}
 
 /** What a row has to say, from the status. */
 function rowFor(replica) {
@@ -107,6 +69,7 @@ describe("in front of simulated replicas", () => {
   });
 
   test("it has no complaint in any size and theme, and pictures are taken", async () => {
+    if (PICTURES) await mkdir(PICTURES, { recursive: true });
     for (const scheme of SCHEMES) {
       for (const [width, height] of SIZES) {
         const tab = await open(gate.url, { width, height, scheme });
@@ -280,6 +243,19 @@ describe("in front of simulated replicas", () => {
     await until("a closed tab reads nothing", () => gate.streams === 0);
   });
 
+  test("a reload that was refused is told with its reason, until one is applied", async () => {
+    const tab = await open(gate.url);
+    const told = () => textOf(tab, "#troubles");
+    assert.equal(await told(), "");
+    await stage.reload((config) => ({ ...config, no_such_key: 1 }));
+    await until("it is told", async () => /The reload at .* was refused.*no_such_key/s.test(await told()));
+    assert.match(await textOf(tab, "#process"), /reloadrefused /);
+    await stage.reload((config) => config);
+    await until("all is well again", async () => (await told()) === "");
+    assert.match(await textOf(tab, "#process"), /reloadapplied /);
+    assert.deepEqual(tab.complaints, []);
+  });
+
   test("a replica that goes down is shown as down, with its reason, and stands among the events", async () => {
     const tab = await open(gate.url);
     const name = await stage.fell();
@@ -313,48 +289,6 @@ describe("with an admin token", () => {
     } finally {
       await stage.stop();
     }
-  });
-});
-
-describe("with 20 models of 64 replicas", () => {
-  let stub;
-  before(async () => { stub = await Stub.start(new Fleet({ models: 20, replicas: 64, hostile: true, overfull: true })); });
-  after(() => stub?.close());
-
-  test("all of them are shown, names are nothing but text, and it stays cheap", async () => {
-    const tab = await open(stub.url, { width: 1400 });
-    await tab.send("Performance.enable");
-    await tab.until("all rows are there", () => document.querySelectorAll(".replicas tbody tr").length === 1280);
-    assert.equal(await tab.run(() => document.querySelectorAll("#overview tbody tr").length), 20);
-    assert.equal(await tab.run(() => document.querySelector(".card h2").textContent), HOSTILE);
-    assert.equal(await tab.run(() => document.querySelectorAll("main img, main b b").length), 0);
-    assert.equal(await tab.run(() => document.title), "kvpin");
-    assert.deepEqual(await tab.run(overflowing), []);
-    assert.deepEqual(tab.complaints, []);
-    const spent = async () => Object.fromEntries((await tab.send("Performance.getMetrics")).metrics.map(({ name, value }) => [name, value]));
-    const [first] = [await spent(), await sleep(10_000)];
-    const last = await spent();
-    const share = (name) => `${name} ${(((last[name] - first[name]) / 10) * 100).toFixed(1)} %`;
-    console.log(`20 x 64, of one core: ${["TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"].map(share).join(", ")}; ${last.Nodes} nodes, heap ${(last.JSHeapUsedSize / 2 ** 20).toFixed(0)} MiB`);
-  });
-
-  test("where more is wanted than the caches hold, it says so in words", async () => {
-    const tab = await open(stub.url, { width: 400 });
-    const { models: [model] } = await (await fetch(`${stub.url}api/v1/status`)).json();
-    const { conversations, tokens, capacity_tokens } = model.working_set;
-    const sentence = `${format.count(conversations)} conversations of about ${format.tokens(tokens / conversations)} tokens need ${format.tokens(tokens)} tokens; the replicas hold ${format.tokens(capacity_tokens)}.`;
-    await tab.until("the rule of thumb", (wanted) => document.querySelector(".notes .over")?.textContent.startsWith(wanted), sentence);
-    assert.deepEqual(await tab.run(overflowing), []);
-  });
-
-  test("a reason for cold turns comes with what it means and where it usually comes from", async () => {
-    const tab = await open(stub.url);
-    const shown = await tab.run(() => [...document.querySelectorAll(".card:first-child [data-reason]")].filter((node) => !node.hidden).map((node) => node.dataset.reason));
-    assert.deepEqual(shown, ["evicted", "prefix_changed", "unexplained", "spilled", "turns_unmeasured"]);
-    const text = await textOf(tab, "[data-reason='prefix_changed']");
-    for (const word of ["billing header", "hoists", "time of day", "another order"]) assert.ok(text.includes(word), word);
-    const others = await textOf(tab, ".card:first-child .cold details");
-    assert.ok(others.includes("--enable-prompt-tokens-details"), "what did not happen is explained too");
   });
 });
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Opens kvpin's page in a headless Chromium: over the built kvpin in front of simulated replicas with agents that talk to
-# them, and over a generated status of 20 models of 64 replicas.
+# them, and over generated statuses, of 20 models of 64 replicas for one.
 #
 #   tests/page/run.sh [ARGUMENTS OF node --test]
 #
@@ -40,4 +40,4 @@ if [[ -n ${KVPIN_PAGE_PICTURES:-} ]]; then
 fi
 export KVPIN_BIN=$kvpin KVPIN_CHROMIUM=$chromium KVPIN_PAGE_PICTURES=${KVPIN_PAGE_PICTURES:-}
 # One that hangs fails its test, and ends what it has started.
-exec timeout -k 20 8m node --test --test-reporter=spec "$@" "$here/pure.test.mjs" "$here/page.test.mjs"
+exec timeout -k 20 8m node --test --test-reporter=spec "$@" "$here"/{pure,generated,page}.test.mjs

@@ -42,13 +42,14 @@ export class Stage {
       const replica = this.#spawn(binary, ["replica", "--port", "0", "--model", MODEL, "--time-scale", String(SPEED)]);
       urls.push(await firstMatch(replica.stdout, /^(http:\/\/\S+)/));
     }
-    const file = join(this.directory, "kvpin.yaml");
-    // JSON is YAML.
+    this.file = join(this.directory, "kvpin.yaml");
     const models = { [MODEL]: { aliases: ["claude-sonnet-4-5"], replicas: urls, max_num_seqs: 32 } };
     const guarded = this.#token ? { admin_token_file: "token" } : {};
     if (this.#token) await writeFile(join(this.directory, "token"), this.#token, { mode: 0o600 });
-    await writeFile(file, JSON.stringify({ listen: "127.0.0.1:0", admin: "127.0.0.1:0", scrape_interval_ms: 200, models, ...guarded }));
-    this.kvpin = this.#spawn(binary, ["run", "--config", file]);
+    this.config = { listen: "127.0.0.1:0", admin: "127.0.0.1:0", scrape_interval_ms: 200, models, ...guarded };
+    // JSON is YAML.
+    await writeFile(this.file, JSON.stringify(this.config));
+    this.kvpin = this.#spawn(binary, ["run", "--config", this.file]);
     const lines = createInterface({ input: this.kvpin.stderr });
     const addresses = {};
     lines.on("line", (line) => {
@@ -113,6 +114,12 @@ export class Stage {
     const text = await response.text();
     if (!response.ok) throw new Error(`a turn got ${response.status}: ${text}`);
     return [...text.matchAll(/"text_delta","text":"((?:[^"\\]|\\.)*)"/g)].map(([, piece]) => JSON.parse(`"${piece}"`)).join("") || "yes";
+  }
+
+  /** Has kvpin read a changed configuration. */
+  async reload(change) {
+    await writeFile(this.file, JSON.stringify(change(this.config)));
+    this.kvpin.kill("SIGHUP");
   }
 
   /** Has the first replica fall; gives its name. */

@@ -15,7 +15,7 @@ const ANSWER_MS = 8000;
 const HISTORY_MS = 5000;
 /** The share of the time that getting the history may take: of 20 models it is megabytes. */
 const HISTORY_SHARE = 0.05;
-/** The admin token, where there is one; kept for as long as the tab is open. */
+/** The admin token, where there is one, is kept under this name for as long as the tab is open. */
 const TOKEN = "kvpin-admin-token";
 
 /**
@@ -62,7 +62,7 @@ export class Feed {
   }
 
   setToken(token) {
-    sessionStorage.setItem(TOKEN, token);
+    keepToken(token);
     this.#retryMs = RETRY_MS;
     this.#due = { stream: 0, status: 0, history: 0 };
     this.#set("");
@@ -174,8 +174,19 @@ async function ask(path) {
   return response.json();
 }
 
+let token = keptToken();
+
+// A browser that keeps nothing for pages asks again after a reload.
+function keptToken() {
+  try { return sessionStorage.getItem(TOKEN); } catch { return null; }
+}
+
+function keepToken(given) {
+  token = given;
+  try { sessionStorage.setItem(TOKEN, given); } catch { /* until the page is left */ }
+}
+
 async function request(path, signal) {
-  const token = sessionStorage.getItem(TOKEN);
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const response = await fetch(path, { signal, headers, cache: "no-store" });
   if (response.ok) return response;

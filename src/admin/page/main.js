@@ -116,14 +116,31 @@ const processFacts = new Listing(byId("process"), ({ title }) => {
 });
 
 function renderProcess(kvpin) {
-  const { reload } = kvpin;
+  const { last_reload: reload } = kvpin;
   processFacts.show([
     { title: "version", text: kvpin.version },
     { title: "up", text: age(kvpin.uptime_s) },
     { title: "counting since", text: moment(Math.round(sinceS())) },
     { title: "open requests", text: count(kvpin.open_requests) },
-    ...(reload ? [{ title: "reload", text: `${reload.outcome} ${moment(reload.at_s)}`, full: reload.text, over: reload.outcome === "refused" }] : []),
+    ...(reload ? [{ title: "reload", text: `${reload.outcome} ${moment(reload.at_unix_s)}`, full: reload.changes.join("\n"), over: reload.outcome === "refused" }] : []),
   ], (fact) => fact.title);
+  troubles.show(troublesOf(kvpin), (trouble) => trouble);
+}
+
+const troubles = new Listing(byId("troubles"), () => {
+  const node = el("li");
+  return { node, update: (text) => write(node, text) };
+});
+
+/** What an operator wanted and did not get. */
+function troublesOf({ last_reload: reload, last_failed_upgrade: upgrade }) {
+  const found = [];
+  if (reload?.outcome === "refused") {
+    found.push(`The reload at ${moment(reload.at_unix_s)} was refused, and nothing has changed:`);
+    for (const { line, path, reason } of reload.problems) found.push([line ? `line ${line}` : "", path, reason].filter(Boolean).join(": "));
+  }
+  if (upgrade) found.push(`The upgrade at ${moment(upgrade.at_unix_s)} came to nothing: ${upgrade.failed}`);
+  return found;
 }
 
 byId("range").addEventListener("click", ({ target }) => {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
@@ -15,6 +16,7 @@ use super::authority::{Authority, Issued};
 /// Passes on what comes over TLS.
 pub struct Front {
     address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
     serving: JoinHandle<()>,
 }
 
@@ -33,14 +35,22 @@ impl Front {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
+        let accepted: Arc<AtomicUsize> = Arc::default();
+        let count = Arc::clone(&accepted);
         let serving = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.expect("accepts");
+                count.fetch_add(1, Ordering::Relaxed);
                 connections.spawn(pass_on(stream, acceptor.clone(), to));
             }
         });
-        Front { address, serving }
+        Front { address, accepted, serving }
+    }
+
+    /// Connections so far.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// As kvpin knows it.

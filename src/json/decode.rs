@@ -19,7 +19,7 @@ const ESCAPES: [u8; 256] = {
 };
 
 /// What the text of a string is given to, piece by piece.
-pub(super) trait Sink {
+pub(crate) trait Sink {
     fn push(&mut self, bytes: &[u8]);
 
     /// Pushes the first so many of the bytes, and one that was escaped. More bytes than those are given because a sink
@@ -34,7 +34,7 @@ pub(super) trait Sink {
 
 /// What stands in a string and is no text. Bytes that are not UTF-8 are passed on as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stray {
+pub(crate) enum Stray {
     /// Half a surrogate pair.
     Surrogate(u16),
     /// A backslash before this byte.
@@ -45,7 +45,7 @@ pub(super) enum Stray {
 
 impl Stray {
     /// Gives bytes for it, none of which a text without it would have.
-    pub(super) fn spell(self, mut push: impl FnMut(&[u8])) {
+    pub(crate) fn spell(self, mut push: impl FnMut(&[u8])) {
         match self {
             // As UTF-8 would, if it encoded surrogates.
             Stray::Surrogate(unit) => {
@@ -67,7 +67,7 @@ enum Escape {
 
 /// The place in the string under way.
 #[derive(Clone, Debug)]
-pub(super) struct Decoder {
+pub(crate) struct Decoder {
     escape: Escape,
     /// The first half of a surrogate pair, until it is known what follows.
     high_surrogate: Option<u16>,
@@ -75,14 +75,14 @@ pub(super) struct Decoder {
 
 impl Decoder {
     /// Begins after an opening quote.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { escape: Escape::None, high_surrogate: None }
     }
 
     /// Reads on. `Some(n)`: the closing quote was the last of the first `n` bytes; `None`: all
     /// bytes belong to the string.
     #[inline]
-    pub(super) fn feed<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Option<usize> {
+    pub(crate) fn feed<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Option<usize> {
         let mut at = 0;
         while at < bytes.len() {
             match self.escape {

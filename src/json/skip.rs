@@ -1,5 +1,5 @@
 //! Passing over a JSON value of no interest: the greater part of every body, so the fast path of
-//! the scanner.
+//! its readers.
 
 use memchr::memchr2;
 
@@ -24,6 +24,17 @@ const CLASSES: [Class; 256] = {
     classes
 };
 
+/// Bytes of numbers and words. Most literals are short, so a lookup a byte is as fast as anything.
+const IN_SCALAR: [bool; 256] = {
+    let mut in_scalar = [false; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        in_scalar[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        byte += 1;
+    }
+    in_scalar
+};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Structure,
@@ -36,30 +47,30 @@ enum Place {
 /// memory; that a `[` is closed by a `]` is left to the engine, which refuses a body where it is
 /// not.
 #[derive(Clone, Debug)]
-pub(super) struct Skipper {
+pub(crate) struct Skipper {
     place: Place,
     depth: usize,
 }
 
 impl Skipper {
     /// Begins after the quote that opens a string.
-    pub(super) fn text() -> Self {
+    pub(crate) fn text() -> Self {
         Self { place: Place::Text, depth: 0 }
     }
 
     /// Begins after the bracket that opens an object or an array.
-    pub(super) fn nested() -> Self {
+    pub(crate) fn nested() -> Self {
         Self { place: Place::Structure, depth: 1 }
     }
 
     /// Begins within so many objects and arrays, which is one at least.
-    pub(super) fn within(depth: usize) -> Self {
+    pub(crate) fn within(depth: usize) -> Self {
         Self { place: Place::Structure, depth }
     }
 
     /// Passes on. `Some(n)`: the value ended with the last of the first `n` bytes; `None`: all
     /// bytes belong to it.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;
         while at < bytes.len() {
             at += match self.place {
@@ -120,7 +131,7 @@ impl Skipper {
 /// Where the first quote or backslash is. Code in a prompt has one every few bytes, where a call that prepares for
 /// vectors costs more than the search itself; prose and pictures have long runs, where vectors are ten times as fast.
 #[inline]
-pub(super) fn plain_length(bytes: &[u8]) -> Option<usize> {
+pub(crate) fn plain_length(bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::MAX / 0xFF;
     let marks = |word: u64, byte: u8| {
         let difference = word ^ (ONES * u64::from(byte));
@@ -139,18 +150,17 @@ pub(super) fn plain_length(bytes: &[u8]) -> Option<usize> {
     memchr2(b'"', b'\\', &bytes[searched..]).map(|at| searched + at)
 }
 
-pub(super) fn is_space(byte: u8) -> bool {
+pub(crate) fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
 /// Whether a number, `true`, `false` or `null` begins with the byte. Besides JSON's own literals Python takes NaN and
 /// Infinity.
-pub(super) fn begins_scalar(byte: u8) -> bool {
+pub(crate) fn begins_scalar(byte: u8) -> bool {
     matches!(byte, b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I')
 }
 
 /// Bytes in front that can belong to a scalar.
-pub(super) fn scalar_length(bytes: &[u8]) -> usize {
-    let in_scalar = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
-    bytes.iter().position(|byte| !in_scalar(byte)).unwrap_or(bytes.len())
+pub(crate) fn scalar_length(bytes: &[u8]) -> usize {
+    bytes.iter().position(|byte| !IN_SCALAR[usize::from(*byte)]).unwrap_or(bytes.len())
 }

@@ -1,0 +1,102 @@
+// The page in a real browser, over statuses that no kvpin at hand would tell: of 20 models of 64 replicas, and of other shapes.
+// The name of a test is the fact that it proves.
+
+import assert from "node:assert/strict";
+import { after, before, describe, test } from "node:test";
+
+import * as format from "../../src/admin/page/format.js";
+import { overflowing } from "./audits.mjs";
+import { sleep, until } from "./browser.mjs";
+import { Fleet, HOSTILE } from "./generate.mjs";
+import { open, rowOf, textOf } from "./looks.mjs";
+import { Stub } from "./stub.mjs";
+
+describe("with 20 models of 64 replicas", () => {
+  let stub;
+  before(async () => { stub = await Stub.start(new Fleet({ models: 20, replicas: 64, hostile: true, overfull: true })); });
+  after(() => stub?.close());
+
+  test("all of them are shown, names are nothing but text, and it stays cheap", async () => {
+    const tab = await open(stub.url, { width: 1400 });
+    await tab.send("Performance.enable");
+    await tab.until("all rows are there", () => document.querySelectorAll(".replicas tbody tr").length === 1280);
+    assert.equal(await tab.run(() => document.querySelectorAll("#overview tbody tr").length), 20);
+    assert.equal(await tab.run(() => document.querySelector(".card h2").textContent), HOSTILE);
+    assert.equal(await tab.run(() => document.querySelectorAll("main img, main b b").length), 0);
+    assert.equal(await tab.run(() => document.title), "kvpin");
+    assert.deepEqual(await tab.run(overflowing), []);
+    assert.deepEqual(tab.complaints, []);
+    const spent = async () => Object.fromEntries((await tab.send("Performance.getMetrics")).metrics.map(({ name, value }) => [name, value]));
+    const [first] = [await spent(), await sleep(10_000)];
+    const last = await spent();
+    const share = (name) => `${name} ${(((last[name] - first[name]) / 10) * 100).toFixed(1)} %`;
+    console.log(`20 x 64, of one core: ${["TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"].map(share).join(", ")}; ${last.Nodes} nodes, heap ${(last.JSHeapUsedSize / 2 ** 20).toFixed(0)} MiB`);
+  });
+
+  test("where more is wanted than the caches hold, it says so in words", async () => {
+    const tab = await open(stub.url, { width: 400 });
+    const { models: [model] } = await (await fetch(`${stub.url}api/v1/status`)).json();
+    const { conversations, tokens, capacity_tokens } = model.working_set;
+    const sentence = `${format.count(conversations)} conversations of about ${format.tokens(tokens / conversations)} tokens need ${format.tokens(tokens)} tokens; the replicas hold ${format.tokens(capacity_tokens)}.`;
+    await tab.until("the rule of thumb", (wanted) => document.querySelector(".notes .over")?.textContent.startsWith(wanted), sentence);
+    assert.deepEqual(await tab.run(overflowing), []);
+  });
+
+  test("a reason for cold turns comes with what it means and where it usually comes from", async () => {
+    const tab = await open(stub.url);
+    const shown = await tab.run(() => [...document.querySelectorAll(".card:first-child [data-reason]")].filter((node) => !node.hidden).map((node) => node.dataset.reason));
+    assert.deepEqual(shown, ["evicted", "prefix_changed", "unexplained", "spilled", "turns_unmeasured"]);
+    const text = await textOf(tab, "[data-reason='prefix_changed']");
+    for (const word of ["billing header", "hoists", "time of day", "another order"]) assert.ok(text.includes(word), word);
+    const others = await textOf(tab, ".card:first-child .cold details");
+    assert.ok(others.includes("--enable-prompt-tokens-details"), "what did not happen is explained too");
+  });
+});
+
+describe("with a status that changes its shape", () => {
+  const fleet = new Fleet({ models: 2, replicas: 3 });
+  /** What becomes of a status before it is told. */
+  let change = (status) => status;
+  let stub;
+  before(async () => {
+    const told = { status: () => change(fleet.status()), history: (range) => fleet.history(range) };
+    stub = await Stub.start(told);
+  });
+  after(() => stub?.close());
+
+  const shown = (tab) => tab.run(() => [...document.querySelectorAll(".card")].map((card) => [card.querySelector("h2").textContent, ...[...card.querySelectorAll(".replicas .name")].map((name) => name.textContent)]));
+  const told = async () => (await (await fetch(`${stub.url}api/v1/status`)).json()).models.map((model) => [model.name, ...model.replicas.map((replica) => replica.name)]);
+
+  test("models and replicas that come, go and change places are shown as they are", async () => {
+    const tab = await open(stub.url);
+    const isAsTold = async () => JSON.stringify(await shown(tab)) === JSON.stringify(await told());
+    await until("all are shown", isAsTold);
+    change = (status) => ({ ...status, models: status.models.slice(1) });
+    await until("one model is gone", isAsTold);
+    assert.ok(await tab.run(() => document.getElementById("overview").hidden), "one alone needs no overview");
+    change = (status) => ({ ...status, models: status.models.toReversed().map((model) => ({ ...model, replicas: [...model.replicas.slice(1).toReversed(), { ...model.replicas[0], name: "new" }, { ...model.replicas[0], name: "new", retired: true }] })) });
+    await until("they are in another order, and two have one name", isAsTold);
+    change = (status) => ({ ...status, models: [] });
+    await tab.until("there is none", () => document.getElementById("empty").textContent.includes("no models"));
+    change = (status) => status;
+    await until("all are back", isAsTold);
+    assert.deepEqual(tab.complaints, []);
+  });
+
+  test("what a status does not say is unknown, and what a later one may say is shown", async () => {
+    const news = ["tokens", "turns_measured", "turns_unmeasured", "turns_untold", "cold", "cached_percent", "first_byte", "working_set", "working_set_tokens"];
+    const without = (object) => Object.fromEntries(Object.entries(object).filter(([key]) => !news.includes(key)));
+    change = ({ kvpin: { version, uptime_s, open_requests }, models }) => ({ kvpin: { version, uptime_s, open_requests }, models: models.map((model) => ({ ...without(model), replicas: model.replicas.map(without) })) });
+    const tab = await open(stub.url);
+    const fact = (id) => textOf(tab, `[data-fact="${id}"] .value`);
+    assert.equal(await fact("cached"), "–");
+    assert.equal((await tab.run(rowOf, "10.0.0.1:8000")).cached, "–");
+    assert.ok(await tab.run(() => document.querySelector(".cold").hidden && document.querySelector("[data-fact='held']").hidden));
+    assert.match(await textOf(tab, "#process"), /counting since/);
+    change = (status) => ({ ...status, kvpin: { ...status.kvpin, last_failed_upgrade: { at_unix_s: Date.now() / 1000, failed: "the new one ended at once" } }, models: status.models.map((model) => ({ ...model, held_turns: 3, hold: { p50_s: 1.2, p95_s: 14 } })) });
+    await until("held turns are shown", async () => (await fact("held")) === "3");
+    assert.match(await textOf(tab, "#troubles"), /upgrade at .* came to nothing: the new one ended at once$/);
+    assert.equal(await textOf(tab, "[data-fact='held'] .below"), `for ${format.seconds(1.2)}, p95 ${format.seconds(14)}`);
+    assert.deepEqual(tab.complaints, []);
+  });
+});
