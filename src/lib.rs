@@ -7,7 +7,7 @@
 //! ```text
 //!                    cli      one file a subcommand                main.rs is one call
 //!                     |
-//!                   server    listeners, runtimes, reload, drain
+//!                   server    listeners, runtimes; reload, drain, state over restarts, hot upgrade
 //!          .----------+-----------.
 //!        proxy      replica     admin       the edges; none of them knows another
 //!   client <-> engine  probe,     /metrics,
@@ -21,6 +21,7 @@
 //!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
 //!        keys           who is asking: API keys, what each may do and uses
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
+//!        state          what outlives the process, as bytes: of balancer's plain values
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
 //! ```
 //!
@@ -45,8 +46,8 @@
 //!
 //! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`],
 //! [`usage`] and [`metrics`] are leaves, and so is [`config`] with [`tls`] below it; the two that read bodies share `json`.
-//! [`proxy`] and [`replica`] reach servers through [`connector`]. The edges share what they must through
-//! [`dispatch::Routing`].
+//! [`server`] writes and reads [`state`], which knows [`balancer`]'s records. [`proxy`] and [`replica`] reach servers through
+//! [`connector`]. The edges share what they must through [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
@@ -64,6 +65,10 @@
 //!   the engine's name.
 //! - A handshake goes by the table that is current when the connection comes, and reads no file. A replica with TLS is sent
 //!   nothing before it has shown who it is, and is never spoken to otherwise.
+//! - What is remembered leaves a balancer in slices, under its lock for less than a millisecond each, and comes back through
+//!   checks: no state file can stop a start or break a table.
+//! - In an upgrade the old process serves until the new one has everything, and of a turn that it serves later the new one knows
+//!   before the first byte of the answer goes out. So no client can be ahead of what is known of it.
 //! - Every table, buffer, list and retry has a bound.
 //! - A key of a conversation is of one caller: it holds the name of the API key. No alias, history or parent leads from one
 //!   caller's conversations to another's.

@@ -188,6 +188,13 @@ impl Server {
         }
     }
 
+    /// Closes the listening sockets that are not among these, as they are configured.
+    fn close_others(&self, configured: &[SocketAddr]) {
+        if let Some(sockets) = &mut *self.sockets.lock() {
+            sockets.keep_only(configured);
+        }
+    }
+
     /// Closes the listening sockets for good, as soon as nothing accepts on them any more.
     fn close(&self) {
         *self.sockets.lock() = None;

@@ -332,7 +332,7 @@ impl Affinity {
     }
 
     /// Panics unless the counts agree with the pins, every pin stands in one list, and the lists are ordered by use.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         let mut held = vec![Held::default(); self.held.len()];
         for pin in self.active.values() {

@@ -122,7 +122,7 @@ impl Aliases {
     }
 
     /// Panics unless the names are ordered by use and none of them has a pin.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self, has_pin: impl Fn(ConversationKey) -> bool) {
         self.names.check_invariants();
         for (name, conversation) in self.names.iter() {

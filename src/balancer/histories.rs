@@ -265,7 +265,7 @@ impl Histories {
     }
 
     /// Panics unless the links are ordered by use.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         self.links.check_invariants();
     }

@@ -289,7 +289,7 @@ impl Memory {
     }
 
     /// Panics unless the parts agree with themselves and each other.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         self.pins.check_invariants();
         self.aliases.check_invariants(|name| self.pins.contains(name));

@@ -245,7 +245,7 @@ impl Balancer {
     }
 
     /// Panics unless the parts agree with each other. For tests, after every step.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         self.memory.check_invariants();
         for replica in &self.replicas {

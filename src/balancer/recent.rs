@@ -119,13 +119,13 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
     }
 
     /// All entries, the one unused for longest first.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         self.entries.iter().map(|(key, entry)| (*key, &entry.value))
     }
 
     /// Panics unless the entries are ordered by use.
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         let mut newest = Duration::ZERO;
         for entry in self.entries.values() {

@@ -45,7 +45,9 @@ impl Balancer {
             }
             let replica = &mut self.replicas[target.id.index()];
             // What the pins' marks refer to.
-            replica.computed = replica.computed.wrapping_add(record.computed);
+            if replica.computed == 0 {
+                replica.computed = record.computed;
+            }
             if let Some(signs) = record.signs {
                 replica.baseline = Some(Scrape { signs, ..Scrape::default() });
             }

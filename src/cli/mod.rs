@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod drain;
 mod explain;
+mod generate;
 mod keys;
 mod replica;
 mod run;
@@ -14,16 +15,34 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// Exit status for a configuration that can't be used: `EX_CONFIG` of sysexits.h.
 pub const EXIT_CONFIG: u8 = 78;
 /// Exit status for a command line that can't be understood: `EX_USAGE` of sysexits.h.
 const EXIT_USAGE: u8 = 64;
 
+/// What the help and the man page say beside the subcommands.
+const MORE: &str = "\
+Signals of `kvpin run`:
+  HUP         read the configuration again; a bad file changes nothing, and the log says why
+  USR2        have a new process take over, from the same path and with the same file; no request is lost
+  TERM, INT   finish what is open and end; a second one cuts it off
+
+Exit status:
+  0   done
+  1   failed
+  64  wrong usage
+  78  bad configuration
+
+Files:
+  /etc/kvpin/kvpin.yaml   the configuration of the service
+  /var/lib/kvpin/state    what it remembers of conversations over a restart";
+
 /// An edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
 #[derive(Parser)]
-#[command(version, about, arg_required_else_help = true)]
+#[command(version, about, arg_required_else_help = true, after_long_help = MORE)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -58,6 +77,12 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Run one simulated vLLM server.
     Replica(replica::ReplicaArgs),
+    /// Write man pages into a directory.
+    #[command(hide = true)]
+    Man { directory: PathBuf },
+    /// Print what a shell needs to complete command lines.
+    #[command(hide = true)]
+    Completions { shell: Shell },
 }
 
 /// Runs the command line and gives the process's exit status: 0 done, 1 failed, 64 wrong usage, 78 bad configuration.
@@ -83,6 +108,11 @@ pub fn main() -> ExitCode {
         Command::Keys(args) => keys::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),
+        Command::Man { directory } => finish(generate::man(Cli::command(), &directory)),
+        Command::Completions { shell } => {
+            generate::completions(Cli::command(), shell);
+            ExitCode::SUCCESS
+        }
     }
 }
 

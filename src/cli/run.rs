@@ -55,12 +55,15 @@ fn serve(path: &Path, config: Config, start: Start) -> anyhow::Result<()> {
         warn!("{warning}");
     }
     let runtime = Builder::new_current_thread().enable_all().build().context("can't start the signal loop")?;
-    runtime.block_on(async {
+    let lived = runtime.block_on(async {
         let life = Life::begin(path, config, start)?;
         count_panics(life.server().routing.metrics.clone());
         life.run().await;
         Ok(())
-    })
+    });
+    // A reload that still resolves a hostname, or an upgrade that is being prepared, is nothing to wait for.
+    runtime.shutdown_background();
+    lived
 }
 
 /// `RUST_LOG` says what is logged, else it is what `info` has. Neither turns Pingora's logs on, unless it names them.

@@ -190,6 +190,18 @@ fn write_certificates(dir: &FilePath) {
 }
 
 #[test]
+fn seven_servers_are_seven_replicas_and_several_models_have_a_default() {
+    let seven = valid(include_str!("../../conf/seven-cards.yaml"));
+    let expected: Vec<_> = (0..7).map(|gpu| format!("gpu-{gpu}")).collect();
+    assert_eq!(names(&seven.models[0]), expected);
+    let several = valid(include_str!("../../conf/several-models.yaml"));
+    let models: Vec<_> =
+        several.models.iter().map(|model| (&*model.name, model.replicas.len(), model.affinity)).collect();
+    assert_eq!(models, [("qwen3-32b", 2, true), ("qwen3-4b", 1, true), ("qwen3-embedding-0.6b", 2, false)]);
+    assert_eq!(several.default_model.as_deref(), Some("qwen3-32b"));
+}
+
+#[test]
 fn each_rank_of_a_server_is_a_replica() {
     let config = valid(include_str!("../../conf/four-cards.yaml"));
     let model = &config.models[0];

@@ -66,15 +66,13 @@ pub fn find(config: &Config) -> Option<Stored> {
     }
 }
 
-/// Gives what an earlier process has left to the balancers.
-pub fn restore(routing: &Routing, stored: Stored) {
+/// Gives what another process has left to the balancers. What they know from later stays.
+pub fn restore(routing: &Routing, stored: Stored) -> Restorer {
     let mut restorer = Restorer::new(routing, &stored.head);
-    let read = stored.read(|frame| restorer.take(frame));
-    let (conversations, dropped, age_s) = (restorer.conversations, restorer.dropped, restorer.downtime().as_secs());
-    info!("{conversations} conversations are known from {age_s} s ago, {dropped} are forgotten");
-    if let Err(damage) = read {
+    if let Err(damage) = stored.read(|frame| restorer.take(frame)) {
         warn!("the state file has changed while it was read: {damage}");
     }
+    restorer
 }
 
 impl Keeper {

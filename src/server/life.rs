@@ -16,7 +16,6 @@ use log::{error, info, warn};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::sleep;
 
 use crate::admin::lately::UpgradeStatus;
 use crate::config::Config;
@@ -30,9 +29,6 @@ use super::signals::Signals;
 use super::sockets::Sockets;
 use super::transfer::unix_ms;
 use super::{AskUpgrade, Drained, Server, new_secret};
-
-/// How long a process that has taken over may fall back on the one before it.
-const SETTLED_AFTER: Duration = Duration::from_secs(10);
 
 /// How a process begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,12 +114,14 @@ impl Life {
 
     /// Serves until told to end, or until another process has taken over and what was begun here has ended.
     pub async fn run(mut self) {
+        let mut reload = None;
         loop {
-            match self.serve().await {
+            match self.serve(reload.take()).await {
                 End::Stopped => return self.stop().await,
                 End::Replaced(retiree) => match self.retire(*retiree).await {
                     Retired::Done => return,
-                    Retired::Recalled => {}
+                    // The other process may have been told of another configuration.
+                    Retired::Recalled => reload = Some(self.begin_reload()),
                 },
             }
         }
@@ -131,11 +129,8 @@ impl Life {
 
     /// Serves, and does what it is told meanwhile. A SIGHUP that comes during a reload is taken when that is done; all that
     /// come are one.
-    async fn serve(&mut self) -> End {
-        let mut reload: Option<JoinHandle<()>> = None;
+    async fn serve(&mut self, mut reload: Option<JoinHandle<()>>) -> End {
         let mut upgrading: Option<Upgrading> = None;
-        let settled = sleep(SETTLED_AFTER);
-        tokio::pin!(settled);
         loop {
             let is_free = reload.is_none() && upgrading.is_none();
             tokio::select! {
@@ -153,7 +148,6 @@ impl Life {
                         return End::Replaced(Box::new(retiree));
                     }
                 }
-                () = &mut settled, if !settled.is_elapsed() => self.settle(),
                 () = told_to_end(&mut self.signals.end) => return End::Stopped,
             }
         }
@@ -171,7 +165,7 @@ impl Life {
             return Some(going_on);
         }
         // Whatever the process before this one still keeps for it would be in the way of the next one.
-        self.settle();
+        self.dismiss_predecessor();
         info!("upgrade: a new process is started");
         let (server, launch) = (Arc::clone(&self.server), self.launch.clone());
         let preparing = spawn_blocking(move || {
@@ -189,7 +183,9 @@ impl Life {
         let handed_over = match prepared {
             Ok(successor) => {
                 notify::main_process_is(successor.pid());
-                successor.go(Arc::clone(&self.server.departure)).await
+                let listens = successor.listens().to_vec();
+                let gone = successor.go(Arc::clone(&self.server.departure)).await;
+                gone.inspect(|_| self.server.close_others(&listens))
             }
             Err(error) => Err(error),
         };
@@ -220,6 +216,7 @@ impl Life {
         let grace = server.routing.table().config.shutdown_grace;
         let drained = server.drain(Leaving::Unhurried, grace);
         tokio::pin!(drained);
+        let mut is_followed = true;
         loop {
             tokio::select! {
                 drained = &mut drained => {
@@ -227,15 +224,10 @@ impl Life {
                     retiree.finish().await;
                     return Retired::Done;
                 }
-                heard = retiree.heard() => match heard {
-                    Heard::Settled => server.close(),
-                    Heard::Gone => {
-                        if self.serve_again() {
-                            return Retired::Recalled;
-                        }
-                        tell((&mut drained).await);
-                        return Retired::Done;
-                    }
+                heard = retiree.heard(), if is_followed => match heard {
+                    Heard::LetGo => server.close(),
+                    Heard::Gone if self.serve_again() => return Retired::Recalled,
+                    Heard::Gone => is_followed = false,
                 },
                 _ = self.signals.hangup.recv() => retiree.pass_reload_on(),
                 _ = self.signals.upgrade.recv() => refuse(None, "another process serves already"),
@@ -249,14 +241,17 @@ impl Life {
         }
     }
 
-    /// The process that took over has ended. Returns whether this one could take everything back: not if the other one was
-    /// settled, and is to be gone.
+    /// The process that took over has ended. Returns whether this one could take everything back: not if it has let go of it.
     fn serve_again(&self) -> bool {
         if self.server.sockets.lock().is_none() {
             return false;
         }
         match self.server.accept() {
             Ok(()) => {
+                // What the other one has learned is in its file, but for the last minute at most.
+                if let Some(stored) = keeper::find(&self.server.routing.table().config) {
+                    keeper::restore(&self.server.routing, stored);
+                }
                 self.keeper.take_back();
                 notify::main_process_is_this();
                 notify::ready(&self.status());
@@ -274,7 +269,7 @@ impl Life {
         let grace = self.server.routing.table().config.shutdown_grace;
         notify::stopping("finishing open requests");
         info!("shutting down: open requests have {} s to end", grace.as_secs());
-        self.settle();
+        self.dismiss_predecessor();
         // What runs may take longer than whoever wants the end waits for.
         let keeper = self.keeper.clone();
         let kept = spawn_blocking(move || keeper.keep());
@@ -294,9 +289,10 @@ impl Life {
         }
     }
 
-    fn settle(&mut self) {
+    /// Nobody is to fall back on the process before this one.
+    fn dismiss_predecessor(&mut self) {
         if let Some(predecessor) = &mut self.predecessor {
-            predecessor.settle();
+            predecessor.let_go();
         }
     }
 
@@ -328,7 +324,10 @@ fn alone(config: Config) -> anyhow::Result<Server> {
     };
     let server = Server::prepare(config, sockets, secret)?;
     if let Some(stored) = stored {
-        keeper::restore(&server.routing, stored);
+        let restored = keeper::restore(&server.routing, stored);
+        let (conversations, dropped) = (restored.conversations, restored.dropped);
+        let age_s = restored.downtime().as_secs();
+        info!("{conversations} conversations are known from {age_s} s ago, {dropped} are forgotten");
     }
     server.accept()?;
     Ok(server)

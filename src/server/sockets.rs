@@ -55,6 +55,12 @@ impl Sockets {
         self.listen.iter().chain(&self.admin)
     }
 
+    /// Closes those that another process doesn't listen on.
+    pub fn keep_only(&mut self, configured: &[SocketAddr]) {
+        self.listen.retain(|socket| configured.contains(&socket.configured));
+        self.admin.take_if(|socket| !configured.contains(&socket.configured));
+    }
+
     /// Duplicates of them for another process, with the addresses that they are configured as.
     pub fn for_another_process(&self) -> io::Result<Vec<(SocketAddr, OwnedFd)>> {
         self.iter().map(|socket| Ok((socket.configured, socket.listener.try_clone()?.into()))).collect()

@@ -298,7 +298,7 @@ async fn a_reload_puts_clients_out_whose_authority_is_believed_no_longer() {
 }
 
 #[tokio::test]
-async fn whether_a_listener_has_tls_takes_a_restart() {
+async fn whether_a_listener_has_tls_takes_a_new_process() {
     let (edge, recorder) = edge_with(|_| {}).await;
     let mut plain = edge.config.clone();
     plain["listen"] = json!("127.0.0.1:0");

@@ -184,30 +184,53 @@ async fn listeners_change_with_an_upgrade() {
     for address in [first, second.address()] {
         assert_eq!(call(address, &turn("hello").of("one")).await.status(), 200);
     }
+    // Something that keeps the old process busy meanwhile.
+    let mut busy = Wire::connect(first).await;
+    assert_eq!(busy.call(&Call::get("/v1/models")).await.status(), 200);
     config["listen"] = json!(both[1]);
     kvpin.configure(&config);
     let old = kvpin.upgrade().await;
     kvpin.until_logged(&format!("{first} is not listened on any more")).await;
     assert_eq!(call(second.address(), &turn("hello").of("one")).await.decision(), "sticky");
-    kvpin.ends(old).await;
     until("nobody listens there any more", async || TcpStream::connect(first).await.err()).await;
+    assert_eq!(busy.call(&Call::get("/v1/models")).await.status(), 200, "by the old process");
+    kvpin.ends(old).await;
 }
 
 #[tokio::test]
-async fn a_process_that_took_over_and_died_at_once_is_replaced_by_the_one_before_it() {
+async fn a_process_that_took_over_and_died_is_replaced_by_the_one_before_it_which_knows_what_it_knew() {
     let replicas = Storyteller::start_many(2);
     let mut kvpin = Generations::start(models(&replicas)).await;
+    let mut config = kvpin.config(models(&replicas));
+    config["state_interval_s"] = json!(1);
+    kvpin.configure(&config);
     // Something that keeps the old process busy meanwhile.
     let mut busy = Wire::connect(kvpin.address()).await;
     assert_eq!(busy.call(&Call::get("/v1/models")).await.status(), 200);
     let home = kvpin.call(&turn("hello").of("one")).await.replica().to_owned();
     let old = kvpin.upgrade().await;
     assert_eq!(kvpin.call(&turn("hello").of("one")).await.decision(), "sticky");
+    let second_home = kvpin.call(&turn("hello").of("two")).await.replica().to_owned();
+    config["models"][MODEL]["aliases"] = json!(["other"]);
+    kvpin.configure(&config);
+    kvpin.signal("HUP");
+    kvpin.until_logged("reloaded: model m: aliases: [] -> [other]").await;
+    let writes = async || kvpin.metric("kvpin_state_writes_total{outcome=\"written\"").await;
+    let written = writes().await;
+    assert_eq!(kvpin.call(&turn("hello").of("two")).await.decision(), "sticky");
+    until("it is written", async || (writes().await > written).then_some(())).await;
+
     let crashed = std::mem::replace(&mut kvpin.pid, old);
     send("KILL", crashed);
     kvpin.until_logged("this one serves again").await;
-    let reply = kvpin.call(&turn("hello").of("one")).await;
-    assert_eq!((reply.decision(), reply.replica()), ("sticky", home.as_str()));
+    for (conversation, home) in [("one", home), ("two", second_home)] {
+        let reply = kvpin.call(&turn("hello").of(conversation)).await;
+        assert_eq!((reply.decision(), reply.replica()), ("sticky", home.as_str()), "{conversation}");
+    }
+    until("it serves by the same configuration", async || {
+        (kvpin.call(&Call::get("/v1/models")).await.text().contains("other")).then_some(())
+    })
+    .await;
     assert_eq!(kvpin.status().await["kvpin"]["pid"], old);
     assert_eq!(busy.call(&turn("hello").of("one")).await.decision(), "sticky");
     // And it can be upgraded and stopped as ever.

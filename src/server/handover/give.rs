@@ -4,6 +4,7 @@ use std::io::BufWriter;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -35,12 +36,14 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 pub struct Launch {
     binary: PathBuf,
     config: PathBuf,
+    obstacle: Option<&'static str>,
 }
 
 /// A new process that has everything and waits for the word. It is ended when this is dropped.
 pub struct Successor {
     child: Started,
     channel: Channel,
+    listens: Vec<SocketAddr>,
     since: Vec<Learning>,
 }
 
@@ -62,10 +65,14 @@ impl Launch {
         Ok(Launch {
             binary: binary.context("it can't be told which file this process runs")?,
             config: std::path::absolute(config).context("it can't be told where the configuration is")?,
+            obstacle: obstacle(),
         })
     }
 
     fn start(&self, stdin: UnixStream) -> anyhow::Result<Started> {
+        if let Some(obstacle) = self.obstacle {
+            bail!(obstacle);
+        }
         let mut command = Command::new(&self.binary);
         command.arg("run").arg("--config").arg(&self.config).arg("--take-over").stdin(OwnedFd::from(stdin));
         let child = command.spawn().with_context(|| format!("{} can't be started", self.binary.display()))?;
@@ -84,9 +91,10 @@ impl Successor {
         ours.set_write_timeout(Some(PATIENCE))?;
         let mut child = launch.start(theirs)?;
         let mut channel = Channel::new(ours);
-        let given = greet(&mut channel, routing, sockets).and_then(|()| give_state(&mut channel, routing));
+        let given =
+            greet(&mut channel, routing, sockets).and_then(|listens| Ok((listens, give_state(&mut channel, routing)?)));
         match given {
-            Ok(since) => Ok(Successor { child, channel, since }),
+            Ok((listens, since)) => Ok(Successor { child, channel, listens, since }),
             Err(error) => Err(child.blame(error)),
         }
     }
@@ -95,10 +103,15 @@ impl Successor {
         self.child.pid()
     }
 
+    /// Where it is going to listen, as it is configured.
+    pub fn listens(&self) -> &[SocketAddr] {
+        &self.listens
+    }
+
     /// Lets it know what was learned since it was given what is remembered, and from here on of each turn as it is served;
     /// then tells it to serve, and doesn't end it with this process any more.
     pub async fn go(self, departure: Arc<Departure>) -> anyhow::Result<Retiree> {
-        let Successor { child, channel, since } = self;
+        let Successor { child, channel, listens: _, since } = self;
         channel.stream().set_read_timeout(None)?;
         channel.stream().set_write_timeout(Some(WRITE_MAX))?;
         let school = School::begin(channel, since, departure)?;
@@ -130,8 +143,28 @@ impl Drop for Retiree {
     }
 }
 
+/// Why this process can't leave its place to its child, whatever else is the case. To be asked at the start: later, every
+/// process whose parent has ended is the init process's child.
+fn obstacle() -> Option<&'static str> {
+    let is_set = |variable| std::env::var_os(variable).is_some();
+    let is_of_systemd = parent_id() == 1 && is_set("INVOCATION_ID");
+    if std::process::id() == 1 {
+        Some("this process is the first one of its container, which ends with it: start another container instead")
+    } else if is_of_systemd && !is_set("NOTIFY_SOCKET") {
+        Some(
+            "systemd would take this process's end for the service's: the unit has to have Type=notify, or is to be restarted",
+        )
+    } else {
+        None
+    }
+}
+
 /// Who it is, what it needs first, and its word that it could use that.
-fn greet(channel: &mut Channel, routing: &Routing, sockets: &[(SocketAddr, OwnedFd)]) -> anyhow::Result<()> {
+fn greet(
+    channel: &mut Channel,
+    routing: &Routing,
+    sockets: &[(SocketAddr, OwnedFd)],
+) -> anyhow::Result<Vec<SocketAddr>> {
     match channel.receive()? {
         Message::Hello { protocol: PROTOCOL, state_version: codec::VERSION, .. } => {}
         Message::Hello { kvpin, .. } => {
@@ -143,7 +176,7 @@ fn greet(channel: &mut Channel, routing: &Routing, sockets: &[(SocketAddr, Owned
     channel.send(&Message::Welcome { key_secret: routing.key_secret().to_bytes(), sockets: configured })?;
     channel.send_descriptors(&sockets.iter().map(|(_, descriptor)| descriptor.as_fd()).collect::<Vec<_>>())?;
     match channel.receive()? {
-        Message::Prepared => Ok(()),
+        Message::Prepared { listens } => Ok(listens),
         other => Err(unexpected(&other)),
     }
 }

@@ -34,11 +34,15 @@ pub enum Message {
         key_secret: [u8; 16],
         sockets: Vec<SocketAddr>,
     },
-    Prepared,
+    /// It can serve: these addresses, as they are configured, and maybe some that the old process doesn't have.
+    Prepared {
+        listens: Vec<SocketAddr>,
+    },
     Ready,
     /// What follows is what was learned since; the same as behind `Go`.
     Go,
-    Settled,
+    /// Nobody is to fall back on the old process any more.
+    LetGo,
     /// What a turn that the old process has finished has taught of a model's conversations.
     Learned {
         model: String,

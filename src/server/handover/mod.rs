@@ -10,13 +10,13 @@
 //!                <-- Ready
 //!     what was learned meanwhile  ----------------->  remembers that too: Known, and so before each answer's first byte
 //!     stops accepting, Go  ------------------------>  accepts
-//!                <-- Settled: it has served for a while, or is about to end in order
 //!     ends when its last turn has, Done
 //! ```
 //!
 //! Until Go the old process serves as if nothing were; whatever fails before ends the new one and nothing else. Between the
-//! two, connections wait in the kernel. Until Settled the old process keeps the sockets, and if the new one is gone it
-//! accepts again.
+//! two, connections wait in the kernel. As long as the old process has turns to finish it keeps the sockets, and if the new one
+//! is gone it accepts again: systemd would not notice, which is told of the ends of its own children only. The new one has it
+//! let go of them when it is about to end in order, or to be replaced itself.
 
 mod give;
 mod message;

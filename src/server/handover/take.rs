@@ -37,8 +37,8 @@ pub struct Predecessor {
 pub struct Following {
     /// Asks for a reload that the old process was told of.
     pub reloads: mpsc::UnboundedReceiver<()>,
-    /// To say once that it need not be there to fall back on.
-    settled: Option<Channel>,
+    /// Until it was said that nobody is to fall back on it.
+    fallback: Option<Channel>,
 }
 
 impl Predecessor {
@@ -68,7 +68,9 @@ impl Predecessor {
     /// When the old process goes on by itself, or is gone.
     pub fn take_over(&mut self, routing: &Routing) -> anyhow::Result<Restorer> {
         await_first_looks(routing);
-        self.channel.send(&Message::Prepared)?;
+        let config = &routing.table().config;
+        let listens = config.listen.iter().map(|listener| listener.address).chain(config.admin).collect();
+        self.channel.send(&Message::Prepared { listens })?;
         let (mut reader, head) = Reader::begin(self.channel.stream())?;
         let mut restorer = Restorer::new(routing, &head);
         while let Some(frame) = reader.frame()? {
@@ -88,20 +90,20 @@ impl Predecessor {
     /// Learns what the old process's last turns teach, on a thread of its own.
     pub fn follow(self, restorer: Restorer) -> anyhow::Result<Following> {
         self.channel.stream().set_read_timeout(None)?;
-        let settled = Some(self.channel.try_clone()?);
+        let fallback = Some(self.channel.try_clone()?);
         let (asks, reloads) = mpsc::unbounded_channel();
         let learn = move || learn(self.channel, &restorer, &asks);
         thread::Builder::new().name("kvpin-learn".into()).spawn(learn)?;
-        Ok(Following { reloads, settled })
+        Ok(Following { reloads, fallback })
     }
 }
 
 impl Following {
-    /// Says that this process needs no one to fall back on.
-    pub fn settle(&mut self) {
-        if let Some(mut channel) = self.settled.take() {
+    /// Has the old process let go of the sockets.
+    pub fn let_go(&mut self) {
+        if let Some(mut channel) = self.fallback.take() {
             // An error means that the old process has ended, which is as good.
-            channel.send(&Message::Settled).ok();
+            channel.send(&Message::LetGo).ok();
         }
     }
 }

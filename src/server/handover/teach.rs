@@ -35,8 +35,8 @@ pub struct Learning {
 /// What is heard from the new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It needs no one to fall back on any more.
-    Settled,
+    /// It is about to end in order, or to be replaced itself, and this process is to let go of the sockets.
+    LetGo,
     /// It has ended.
     Gone,
 }
@@ -191,13 +191,13 @@ fn listen(mut channel: Channel, waiting: &Waiting, hears: &async_mpsc::Unbounded
                     }
                 }
             }
-            Message::Settled => {
+            Message::LetGo => {
                 // An error means that this process is about to end.
-                hears.send(Heard::Settled).ok();
+                hears.send(Heard::LetGo).ok();
             }
             Message::Hello { .. }
             | Message::Welcome { .. }
-            | Message::Prepared
+            | Message::Prepared { .. }
             | Message::Ready
             | Message::Go
             | Message::Learned { .. }
