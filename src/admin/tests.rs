@@ -16,7 +16,7 @@ use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
+    Admission, Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
     SpillThreshold, Turn,
 };
 use crate::config::{Config, KeyConfig, KeyHash};
@@ -29,6 +29,7 @@ const POLICY: Policy = Policy {
     mode: Mode::Affinity,
     spill_threshold: SpillThreshold::Auto,
     max_num_seqs: None,
+    admission: Admission::OFF,
     bounds: Bounds { entries_max: 100, idle_max: Duration::from_secs(3_600) },
     health: HealthPolicy { failures: 3, successes: 2, hung: Duration::from_secs(30), ramp: Duration::from_secs(30) },
 };

@@ -401,6 +401,7 @@ fn policy() -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: Some(32),
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: 1000, idle_max: Duration::from_secs(3600) },
         health: HealthPolicy::default(),
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 
-use crate::balancer::{self, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
+use crate::balancer::{self, Admission, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
 use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig, Secret};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::keys::KeyRing;
@@ -223,6 +223,7 @@ fn policy(model: &ModelConfig, health: HealthPolicy) -> Policy {
             config::SpillThreshold::Fixed(turns) => SpillThreshold::Fixed(turns),
         },
         max_num_seqs: model.max_num_seqs,
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: model.conversations_max, idle_max: model.conversation_idle },
         health,
     }

@@ -83,6 +83,8 @@ pub struct EngineRequest {
     /// What named the conversation.
     pub source: Option<Source>,
     pub client_pin: Option<ReplicaId>,
+    /// The length of its body, where its head tells or it has been read; else 0.
+    pub body_bytes: u64,
 }
 
 /// Requests that are being handled at this moment, and connections that still owe their client something.
@@ -112,6 +114,7 @@ impl EngineRequest {
             kind: self.kind,
             client_pin: self.client_pin,
             ranks: self.ranks,
+            body_bytes: self.body_bytes,
             tried,
         }
     }

@@ -18,7 +18,7 @@ use super::scrape::scrape;
 use super::server::{Replica, Server};
 use super::watch;
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Evidence, Health, HealthPolicy, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot,
+    Admission, Balancer, Bounds, DownReason, Evidence, Health, HealthPolicy, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot,
     ReplicaSpec, SpillThreshold,
 };
 use crate::config::Config;
@@ -138,6 +138,7 @@ fn policy() -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: None,
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(60) },
         health: HealthPolicy::default(),
     }
