@@ -104,6 +104,7 @@ pub mod replica;
 pub mod report;
 pub mod server;
 pub mod sim;
+pub mod simulate;
 pub mod state;
 pub mod tls;
 pub mod usage;

@@ -9,6 +9,7 @@ mod generate;
 mod keys;
 mod replica;
 mod run;
+mod simulate;
 mod upgrade;
 
 use std::path::PathBuf;
@@ -77,6 +78,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Run one simulated vLLM server.
     Replica(replica::ReplicaArgs),
+    /// Run a scenario in virtual time: agents, balancers and modelled engines, hours in seconds.
+    Simulate(simulate::SimulateArgs),
     /// Write man pages into a directory.
     #[command(hide = true)]
     Man { directory: PathBuf },
@@ -108,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Keys(args) => keys::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
         Command::Replica(args) => finish(replica::run(args)),
+        Command::Simulate(args) => finish(simulate::run(&args)),
         Command::Man { directory } => finish(generate::man(Cli::command(), &directory)),
         Command::Completions { shell } => {
             generate::completions(Cli::command(), shell);

@@ -39,11 +39,13 @@ pub enum Ending {
     Cut,
 }
 
-/// The turns of one rung, counted within a window of time: what began or ended before it warms up only.
+/// The turns of one rung, counted within a window of time: what ended before it warms up only.
 #[derive(Debug)]
 pub struct Tally {
     from: Duration,
     until: Duration,
+    /// What ends until then counts too, if it runs when the window ends.
+    drained: Duration,
     ttfbs: Vec<Duration>,
     sessions: Vec<Duration>,
     longest_wait: Option<Duration>,
@@ -67,6 +69,7 @@ impl Tally {
         Tally {
             from,
             until,
+            drained: until,
             ttfbs: Vec::new(),
             sessions: Vec::new(),
             longest_wait: None,
@@ -82,6 +85,12 @@ impl Tally {
             held: 0,
             last: BTreeMap::new(),
         }
+    }
+
+    /// Turns that run when the window ends count as if they had ended within it, if they end by then. Rates are those of the
+    /// window all the same, so that they are too high by what runs over: some benchmarks count so.
+    pub fn counting_until(self, drained: Duration) -> Self {
+        Tally { drained, ..self }
     }
 
     /// Adds a turn, those of a session in their order. A turn counts where its first byte came within the window, or where it
@@ -136,15 +145,17 @@ impl Tally {
     }
 
     fn has(&self, at: Duration) -> bool {
-        self.from <= at && at <= self.until
+        self.from <= at && at <= self.drained
     }
 
     fn note_wait(&mut self, turn: &TurnSeen) {
-        let until = turn.first_byte.unwrap_or(turn.ended).min(self.until);
-        self.longest_wait = self.longest_wait.max(Some(until.saturating_sub(turn.wished)));
-        if turn.first_byte.is_none_or(|first| first > self.until) && turn.ending == Ending::Cut {
-            self.waiting += 1;
-        }
+        let noticed = turn.first_byte.unwrap_or(turn.ended);
+        self.longest_wait = self.longest_wait.max(Some(noticed.saturating_sub(turn.wished)));
+        let waits = match turn.ending {
+            Ending::Cut => turn.first_byte.is_none_or(|first| first > self.until),
+            Ending::Complete | Ending::Failed => noticed > self.until,
+        };
+        self.waiting += u64::from(waits);
     }
 
     fn note_served(&mut self, turn: &TurnSeen, before: Option<u32>) {

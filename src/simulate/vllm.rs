@@ -1,0 +1,153 @@
+//! vLLM's own balancer of data-parallel ranks (`v1/engine/core_client.py`, `v1/engine/coordinator.py`), which sees counts of
+//! requests and never a prefix or a session.
+//!
+//! Each API server has a view of its own. A coordinator sends the engines' counts to all of them, at most every 100 ms and at
+//! least every few seconds, and what it sends replaces what a server has added since.
+
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::arm::{Arm, Ask};
+use super::scenario::{VllmRule, VllmSettings};
+use crate::balancer::{Cost, Refusal, Scrape};
+use crate::sim::stats::Gauges;
+
+/// The coordinator's `min_stats_update_interval_ms`.
+const SENDS_APART: Duration = Duration::from_millis(100);
+/// How long the coordinator waits at most while nothing changes: 5 s from the last send, less the time since.
+const SENDS_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub struct VllmBalancer {
+    rule: VllmRule,
+    servers: Vec<Server>,
+    /// What the engines have told.
+    told: Vec<Told>,
+    last_sent: Duration,
+    /// When what has changed since is sent.
+    due: Option<Duration>,
+    /// Which API server has an agent's connection, and where its turn is: by agent.
+    turns: Vec<Option<(usize, usize)>>,
+    connections: ChaCha8Rng,
+}
+
+/// What one engine has told of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Told {
+    waiting: u32,
+    running: u32,
+    kv_use: f64,
+}
+
+#[derive(Debug)]
+struct Server {
+    view: Vec<Told>,
+    /// Its own requests that are in an engine.
+    in_flight: Vec<u32>,
+    /// Where its search begins.
+    start: usize,
+}
+
+impl VllmBalancer {
+    pub fn new(settings: VllmSettings, engines: usize, seed: u64) -> Self {
+        let server = |number: usize| Server {
+            view: vec![Told::default(); engines],
+            in_flight: vec![0; engines],
+            start: engines * number / settings.api_servers,
+        };
+        VllmBalancer {
+            rule: settings.rule,
+            servers: (0..settings.api_servers).map(server).collect(),
+            told: vec![Told::default(); engines],
+            last_sent: Duration::ZERO,
+            due: None,
+            turns: Vec::new(),
+            connections: ChaCha8Rng::seed_from_u64(seed),
+        }
+    }
+
+    /// Sends what the coordinator has sent until now.
+    fn catch_up(&mut self, now: Duration) {
+        if let Some(due) = self.due.filter(|due| *due <= now) {
+            self.send(due);
+        }
+        let quiet = now.saturating_sub(self.last_sent).as_nanos() / SENDS_WITHIN.as_nanos();
+        if self.due.is_none() && quiet > 0 {
+            self.send(self.last_sent + SENDS_WITHIN * quiet as u32);
+        }
+    }
+
+    fn send(&mut self, at: Duration) {
+        for server in &mut self.servers {
+            server.view.copy_from_slice(&self.told);
+        }
+        self.last_sent = at;
+        self.due = None;
+    }
+
+    fn choose(&mut self, server: usize) -> usize {
+        let servers = self.servers.len() as u32;
+        let Server { view, in_flight, start } = &mut self.servers[server];
+        let engines = view.len();
+        let order = (0..engines).map(|step| (*start + step) % engines);
+        let score = |engine: &usize| {
+            let told = view[*engine];
+            match self.rule {
+                VllmRule::Counts | VllmRule::CountsUntold => f64::from(told.waiting * 4 + told.running),
+                VllmRule::Score => {
+                    let requests = (servers * in_flight[*engine]).max(told.waiting + told.running);
+                    f64::from(requests) + f64::from(told.waiting) * 6.0 * (told.kv_use - 0.5).max(0.0)
+                }
+            }
+        };
+        let chosen = order.min_by(|one, other| score(one).total_cmp(&score(other))).unwrap_or(0);
+        in_flight[chosen] += 1;
+        match self.rule {
+            VllmRule::Counts | VllmRule::CountsUntold => view[chosen].waiting += servers,
+            VllmRule::Score => *start = (chosen + 1) % engines,
+        }
+        chosen
+    }
+}
+
+impl Arm for VllmBalancer {
+    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<usize, Refusal> {
+        self.catch_up(now);
+        // Whichever of the servers that share the socket takes the connection.
+        let server = self.connections.random_range(0..self.servers.len());
+        let engine = self.choose(server);
+        if self.turns.len() <= ask.agent {
+            self.turns.resize(ask.agent + 1, None);
+        }
+        self.turns[ask.agent] = Some((server, engine));
+        Ok(engine)
+    }
+
+    fn first_byte(&mut self, _agent: usize, _took: Duration, _now: Duration) {}
+
+    fn ended(&mut self, agent: usize, _cost: Cost, _now: Duration) {
+        if let Some((server, engine)) = self.turns[agent].take() {
+            self.servers[server].in_flight[engine] -= 1;
+        }
+    }
+
+    fn scraped(&mut self, _replica: usize, _scrape: Scrape) {}
+
+    fn reported(&mut self, replica: usize, gauges: Gauges, now: Duration) {
+        self.catch_up(now);
+        let told = match self.rule {
+            VllmRule::CountsUntold => return,
+            VllmRule::Counts | VllmRule::Score => {
+                Told { waiting: gauges.waiting as u32, running: gauges.running as u32, kv_use: gauges.kv_usage }
+            }
+        };
+        let counts = |told: &Told| (told.waiting, told.running);
+        if counts(&self.told[replica]) != counts(&told) {
+            self.due.get_or_insert(now.max(self.last_sent + SENDS_APART));
+        }
+        self.told[replica] = told;
+        self.catch_up(now);
+    }
+}
