@@ -169,8 +169,6 @@ impl Balancer {
         let field = self.field_of_all(now);
         let mut candidates: Vec<_> = field.by_load(Weigh::Residents, &self.rotation).collect();
         candidates.retain(|id| !shut[id.index()]);
-        // Those without anything to pay come first.
-        candidates.sort_by_key(|id| !self.fits(*id, waiting.need));
         let overdue = self.is_overdue(waiting, now);
         let roomy = candidates.iter().copied().find(|id| self.make_room(*id, waiting, shut, now));
         roomy.or_else(|| candidates.first().copied().filter(|_| overdue))

@@ -6,7 +6,7 @@ use super::hashed::Hashed;
 use super::kvpin::Kvpin;
 use super::scenario::{ArmName, Scenario};
 use super::vllm::VllmBalancer;
-use crate::balancer::{Cost, Mode, Refusal, Scrape};
+use crate::balancer::{AdmissionMode, Cost, Mode, Refusal, Scrape};
 use crate::conversation::ConversationKey;
 use crate::sim::stats::Gauges;
 
@@ -17,12 +17,21 @@ pub struct Ask {
     pub agent: usize,
     pub key: ConversationKey,
     pub parent: Option<ConversationKey>,
+    pub body_bytes: u64,
 }
 
 /// A balancer as the simulation drives it: by the same calls, and with the same knowledge, as a live one.
 pub trait Arm {
-    /// Decides for a turn, and takes its slot.
-    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<usize, Refusal>;
+    /// Decides for a turn, and takes its slot. `None`: it is held.
+    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<Option<usize>, Refusal>;
+
+    /// The turns that were held and are not any more, by their agents, each with its replica.
+    fn let_in(&mut self, _now: Duration) -> Vec<(usize, Result<usize, Refusal>)> {
+        Vec::new()
+    }
+
+    /// Time has passed.
+    fn tick(&mut self, _now: Duration) {}
 
     /// The first byte of a turn's answer has come, so long after it arrived.
     fn first_byte(&mut self, agent: usize, took: Duration, now: Duration);
@@ -42,8 +51,10 @@ pub fn build(name: ArmName, scenario: &Scenario, seed: u64) -> Box<dyn Arm> {
     let replicas = scenario.fleet.replicas;
     match name {
         ArmName::Vllm => Box::new(VllmBalancer::new(scenario.vllm, replicas, seed)),
-        ArmName::Affinity => Box::new(Kvpin::new(scenario, Mode::Affinity)),
-        ArmName::LeastLoaded => Box::new(Kvpin::new(scenario, Mode::LeastLoaded)),
+        ArmName::Affinity => Box::new(Kvpin::new(scenario, Mode::Affinity, AdmissionMode::Off)),
+        ArmName::Admission => Box::new(Kvpin::new(scenario, Mode::Affinity, AdmissionMode::Auto)),
+        ArmName::Fair => Box::new(Kvpin::new(scenario, Mode::Affinity, AdmissionMode::Fair)),
+        ArmName::LeastLoaded => Box::new(Kvpin::new(scenario, Mode::LeastLoaded, AdmissionMode::Off)),
         ArmName::Hashed => Box::new(Hashed::new(replicas)),
     }
 }

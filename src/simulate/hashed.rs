@@ -18,9 +18,9 @@ impl Hashed {
 }
 
 impl Arm for Hashed {
-    fn arrive(&mut self, ask: Ask, _now: Duration) -> Result<usize, Refusal> {
+    fn arrive(&mut self, ask: Ask, _now: Duration) -> Result<Option<usize>, Refusal> {
         // A subagent sends its session's id, so that it goes where its parent goes.
-        Ok((ask.parent.unwrap_or(ask.key).0 % self.replicas as u64) as usize)
+        Ok(Some((ask.parent.unwrap_or(ask.key).0 % self.replicas as u64) as usize))
     }
 
     fn first_byte(&mut self, _agent: usize, _took: Duration, _now: Duration) {}

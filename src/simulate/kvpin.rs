@@ -9,7 +9,7 @@ use super::scenario::{BalancerSettings, Scenario, SpillThreshold};
 use crate::balancer::{
     self, Balancer, Bounds, Cost, HealthPolicy, Mode, Outcome, Policy, Refusal, ReplicaId, ReplicaSpec,
 };
-use crate::balancer::{Scrape, Ticket, Turn};
+use crate::balancer::{AdmissionMode, Entry, Place, Scrape, Ticket, Turn};
 use crate::sim::stats::Gauges;
 
 #[derive(Debug)]
@@ -17,14 +17,15 @@ pub struct Kvpin {
     balancer: Balancer,
     /// The turns in flight, by their agent.
     tickets: BTreeMap<usize, Ticket>,
+    held: BTreeMap<Place, Vec<Ask>>,
 }
 
 /// What the configuration has by default.
 const BOUNDS: Bounds = Bounds { entries_max: 100_000, idle_max: Duration::from_secs(24 * 60 * 60) };
 
 impl Kvpin {
-    pub fn new(scenario: &Scenario, mode: Mode) -> Self {
-        let BalancerSettings { spill_threshold } = scenario.balancer;
+    pub fn new(scenario: &Scenario, mode: Mode, admission: AdmissionMode) -> Self {
+        let BalancerSettings { spill_threshold, admission: settings } = scenario.balancer;
         let policy = Policy {
             mode,
             spill_threshold: match spill_threshold {
@@ -32,21 +33,39 @@ impl Kvpin {
                 SpillThreshold::Word(_) => balancer::SpillThreshold::Auto,
             },
             max_num_seqs: Some(scenario.fleet.max_num_seqs as u32),
+            admission: settings.policy(admission),
             bounds: BOUNDS,
             health: HealthPolicy::default(),
         };
         let specs = (0..scenario.fleet.replicas as u16).map(spec).collect();
-        Kvpin { balancer: Balancer::new(policy, specs, Duration::ZERO), tickets: BTreeMap::new() }
+        Kvpin { balancer: Balancer::new(policy, specs, Duration::ZERO), tickets: BTreeMap::new(), held: BTreeMap::new() }
     }
 }
 
 impl Arm for Kvpin {
-    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<usize, Refusal> {
-        let turn = Turn { parent: ask.parent, ..Turn::of(Some(ask.key)) };
-        let ticket = self.balancer.arrive(&turn, now)?;
-        let replica = ticket.replica.index();
-        self.tickets.insert(ask.agent, ticket);
-        Ok(replica)
+    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<Option<usize>, Refusal> {
+        Ok(match self.balancer.admit(&turn(&ask), now)? {
+            Entry::Seated(ticket) => Some(self.seat(&ask, ticket)),
+            Entry::Held(place) => {
+                self.held.entry(place).or_default().push(ask);
+                None
+            }
+        })
+    }
+
+    fn let_in(&mut self, now: Duration) -> Vec<(usize, Result<usize, Refusal>)> {
+        let places = self.balancer.take_let_in();
+        let asks: Vec<_> = places.iter().filter_map(|place| self.held.remove(place)).flatten().collect();
+        let mut let_in = Vec::new();
+        for ask in asks {
+            let ticket = self.balancer.arrive(&turn(&ask), now);
+            let_in.push((ask.agent, ticket.map(|ticket| self.seat(&ask, ticket))));
+        }
+        let_in
+    }
+
+    fn tick(&mut self, now: Duration) {
+        self.balancer.tick(now);
     }
 
     fn first_byte(&mut self, agent: usize, took: Duration, now: Duration) {
@@ -58,7 +77,7 @@ impl Arm for Kvpin {
 
     fn ended(&mut self, agent: usize, cost: Cost, now: Duration) {
         if let Some(ticket) = self.tickets.remove(&agent) {
-            self.balancer.charge(&ticket, &cost);
+            self.balancer.charge(&ticket, &cost, now);
             self.balancer.finish(ticket, Outcome::Completed, now);
         }
         // A live shell logs them.
@@ -73,6 +92,18 @@ impl Arm for Kvpin {
     }
 
     fn reported(&mut self, _replica: usize, _gauges: Gauges, _now: Duration) {}
+}
+
+impl Kvpin {
+    fn seat(&mut self, ask: &Ask, ticket: Ticket) -> usize {
+        let replica = ticket.replica.index();
+        self.tickets.insert(ask.agent, ticket);
+        replica
+    }
+}
+
+fn turn(ask: &Ask) -> Turn<'static> {
+    Turn { parent: ask.parent, body_bytes: ask.body_bytes, ..Turn::of(Some(ask.key)) }
 }
 
 /// The replicas of a simulation have addresses that nobody reaches.

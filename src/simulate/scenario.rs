@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::settings::{self, Setting};
 use super::spread::Spread;
+use crate::balancer::{Admission, AdmissionMode, Stay, Tuning};
 use crate::sim::config::EngineConfig;
 
 /// The scenarios that are part of the program, each with its name and its text.
@@ -50,6 +51,10 @@ pub enum ArmName {
     Vllm,
     /// kvpin, with affinity.
     Affinity,
+    /// And with admission.
+    Admission,
+    /// With admission in rotation.
+    Fair,
     /// kvpin without affinity: every turn goes to the least loaded replica.
     LeastLoaded,
     /// Every session to the replica that the hash of its id names.
@@ -130,6 +135,24 @@ pub struct Fleet {
 #[serde(deny_unknown_fields)]
 pub struct BalancerSettings {
     pub spill_threshold: SpillThreshold,
+    #[serde(default)]
+    pub admission: AdmissionSettings,
+}
+
+/// How the arms `admission` and `fair` admit conversations. The defaults are those of the balancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdmissionSettings {
+    pub held_max: u32,
+    pub hold_max_s: u64,
+    pub fill_percent: u32,
+    pub growth_percent: u32,
+    pub reserve_turns: u32,
+    /// How long a silent resident keeps its room; without it that is learnt.
+    pub stay_ms: Option<u64>,
+    pub cold_max: u32,
+    pub rotate_after_s: u64,
+    pub trims: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -172,11 +195,53 @@ impl Default for VllmSettings {
     }
 }
 
+impl Default for AdmissionSettings {
+    fn default() -> Self {
+        let Admission { held_max, hold_max, tuning, .. } = Admission::default();
+        AdmissionSettings {
+            held_max,
+            hold_max_s: hold_max.as_secs(),
+            fill_percent: tuning.fill_percent,
+            growth_percent: tuning.growth_percent,
+            reserve_turns: tuning.reserve_turns,
+            stay_ms: match tuning.stay {
+                Stay::Learnt => None,
+                Stay::Fixed(stay) => Some(stay.as_millis() as u64),
+            },
+            cold_max: tuning.cold_max,
+            rotate_after_s: tuning.rotate_after.as_secs(),
+            trims: tuning.trims,
+        }
+    }
+}
+
+impl AdmissionSettings {
+    pub fn policy(&self, mode: AdmissionMode) -> Admission {
+        Admission {
+            mode,
+            capacity_tokens: None,
+            held_max: self.held_max,
+            hold_max: Duration::from_secs(self.hold_max_s),
+            tuning: Tuning {
+                fill_percent: self.fill_percent,
+                growth_percent: self.growth_percent,
+                reserve_turns: self.reserve_turns,
+                stay: self.stay_ms.map_or(Stay::Learnt, |stay| Stay::Fixed(Duration::from_millis(stay))),
+                cold_max: self.cold_max,
+                rotate_after: Duration::from_secs(self.rotate_after_s),
+                trims: self.trims,
+            },
+        }
+    }
+}
+
 impl ArmName {
     pub fn as_str(self) -> &'static str {
         match self {
             ArmName::Vllm => "vllm",
             ArmName::Affinity => "affinity",
+            ArmName::Admission => "admission",
+            ArmName::Fair => "fair",
             ArmName::LeastLoaded => "least_loaded",
             ArmName::Hashed => "hashed",
         }

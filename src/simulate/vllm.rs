@@ -113,7 +113,7 @@ impl VllmBalancer {
 }
 
 impl Arm for VllmBalancer {
-    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<usize, Refusal> {
+    fn arrive(&mut self, ask: Ask, now: Duration) -> Result<Option<usize>, Refusal> {
         self.catch_up(now);
         // Whichever of the servers that share the socket takes the connection.
         let server = self.connections.random_range(0..self.servers.len());
@@ -122,7 +122,7 @@ impl Arm for VllmBalancer {
             self.turns.resize(ask.agent + 1, None);
         }
         self.turns[ask.agent] = Some((server, engine));
-        Ok(engine)
+        Ok(Some(engine))
     }
 
     fn first_byte(&mut self, _agent: usize, _took: Duration, _now: Duration) {}

@@ -14,6 +14,8 @@ use crate::sim::request::{Outline, TokenEvent};
 
 /// How often replicas are looked at: kvpin's default.
 const SCRAPES_APART: Duration = Duration::from_secs(1);
+/// How often the line at the door is looked at.
+const TICKS_APART: Duration = Duration::from_millis(100);
 
 /// Bytes of a request's body for a token of its prompt.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -57,6 +59,8 @@ enum Event {
     Steps { host: usize, announced: u32 },
     /// All replicas are looked at.
     Scrape,
+    /// Time has passed.
+    Tick,
     /// The measured time begins.
     Measure,
     /// It is over: no more turns begin.
@@ -85,7 +89,9 @@ impl<'a> World<'a> {
         };
         let times = [(window.warmup(), Event::Measure), (window.end(), Event::End), (window.drained(), Event::Cut)];
         times.into_iter().for_each(|(at, event)| world.queue.push(at, event));
-        world.queue.push(SCRAPES_APART, Event::Scrape);
+        // They were looked at before anybody asked.
+        world.queue.push(Duration::ZERO, Event::Scrape);
+        world.queue.push(TICKS_APART, Event::Tick);
         let ramp = Duration::from_secs_f64(scenario.workload.ramp_s);
         for seat in 0..sessions {
             let begins = ramp * seat / sessions;
@@ -107,6 +113,10 @@ impl<'a> World<'a> {
                     self.scrape(now);
                     progress(now);
                 }
+                Event::Tick => {
+                    self.arm.tick(now);
+                    self.queue.push(now + TICKS_APART, Event::Tick);
+                }
                 Event::Measure => self.busy = self.total_busy(now),
                 Event::End => {
                     self.busy = self.total_busy(now) - self.busy;
@@ -114,6 +124,7 @@ impl<'a> World<'a> {
                 }
                 Event::Cut => return self.cut(now),
             }
+            self.let_in(now);
         }
         // The queue never runs dry before that: it was there from the start.
         Figures::default()
@@ -147,15 +158,36 @@ impl<'a> World<'a> {
     }
 
     fn arrive(&mut self, seat: usize, now: Duration) {
-        let Seat { agent, turn: Some(turn) } = &mut self.seats[seat] else { return };
-        let (key, role, outline) = (agent.key(), agent.role, turn.outline.take());
+        let Seat { agent, turn: Some(turn) } = &self.seats[seat] else { return };
+        let (key, role) = (agent.key(), agent.role);
+        let body_bytes = turn.seen.prompt_tokens * BYTES_PER_TOKEN;
         let parent = match role {
             Role::Root => None,
             Role::Child { parent } => Some(self.seats[parent].agent.key()),
         };
-        let Ok(replica) = self.arm.arrive(Ask { agent: seat, key, parent }, now) else {
-            return self.fail(seat, now);
-        };
+        match self.arm.arrive(Ask { agent: seat, key, parent, body_bytes }, now) {
+            Ok(Some(replica)) => self.submit(seat, replica, now),
+            Ok(None) => {
+                if let Some(turn) = &mut self.seats[seat].turn {
+                    turn.seen.is_held = Some(true);
+                }
+            }
+            Err(_) => self.fail(seat, now),
+        }
+    }
+
+    /// Turns that were held go on.
+    fn let_in(&mut self, now: Duration) {
+        for (seat, replica) in self.arm.let_in(now) {
+            match replica {
+                Ok(replica) => self.submit(seat, replica, now),
+                Err(_) => self.fail(seat, now),
+            }
+        }
+    }
+
+    fn submit(&mut self, seat: usize, replica: usize, now: Duration) {
+        let outline = self.seats[seat].turn.as_mut().and_then(|turn| turn.outline.take());
         let submitted = outline.map(|outline| self.hosts[replica].submit(outline, seat, now));
         match submitted {
             Some(Ok(due)) => {
@@ -196,6 +228,7 @@ impl<'a> World<'a> {
                 prompt: Some(u64::from(completion.prompt_tokens)),
                 cached: Some(u64::from(completion.cached_tokens)),
                 completion: u64::from(completion.completion_tokens),
+                asks: false,
             },
             now,
         );

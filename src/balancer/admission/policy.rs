@@ -54,17 +54,21 @@ pub enum Stay {
     Fixed(Duration),
 }
 
+impl Tuning {
+    const DEFAULT: Tuning = Tuning {
+        fill_percent: 100,
+        growth_percent: 105,
+        reserve_turns: 0,
+        stay: Stay::Learnt,
+        cold_max: 0,
+        rotate_after: Duration::from_secs(20),
+        trims: true,
+    };
+}
+
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning {
-            fill_percent: 97,
-            growth_percent: 105,
-            reserve_turns: 1,
-            stay: Stay::Learnt,
-            cold_max: 0,
-            rotate_after: Duration::from_secs(20),
-            trims: true,
-        }
+        Tuning::DEFAULT
     }
 }
 
@@ -75,15 +79,7 @@ impl Admission {
         capacity_tokens: None,
         held_max: 0,
         hold_max: Duration::ZERO,
-        tuning: Tuning {
-            fill_percent: 97,
-            growth_percent: 105,
-            reserve_turns: 1,
-            stay: Stay::Learnt,
-            cold_max: 0,
-            rotate_after: Duration::from_secs(20),
-            trims: true,
-        },
+        tuning: Tuning::DEFAULT,
     };
 }
 
