@@ -9,6 +9,7 @@ mod generate;
 mod keys;
 mod replica;
 mod run;
+mod status;
 mod upgrade;
 
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ enum Command {
         #[command(flatten)]
         against: check::AgainstArgs,
     },
+    /// Show what a kvpin that serves does: models, replicas, and what turns cost.
+    Status(status::StatusArgs),
     /// Have a new process take the place of the one that serves: of another version, or with other listeners. No request is lost.
     Upgrade(upgrade::UpgradeArgs),
     /// Have a replica take no new conversations; those it has move elsewhere with their next turn.
@@ -101,6 +104,7 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Check { config, json, against } => check::run(&config, json, &against),
+        Command::Status(args) => status::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Drain(args) => drain::drain(&args),
         Command::Undrain(args) => drain::undrain(&args),

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::admin::Status;
-use crate::admin::books::{Books, WorkingSet};
-use crate::admin::status::{Auto, ConfiguredThreshold, ModelStatus, ReplicaStatus};
+use crate::admin::books::{Books, Cold, WorkingSet};
+use crate::admin::status::{Auto, ConfiguredThreshold, Engine, ModelStatus, ReplicaStatus};
 
 /// Whether colours may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +35,7 @@ const UNKNOWN: &str = "-";
 
 /// The whole status.
 pub fn cards(status: &Status, ink: Ink) -> String {
-    let process = &status.kvpin;
-    let mut text = format!(
-        "kvpin {}, up {}, {} open requests\n",
-        process.version,
-        duration(process.uptime_s),
-        process.open_requests
-    );
+    let mut text = process(status);
     for model in &status.models {
         text.push('\n');
         text.push_str(&card(model, ink));
@@ -49,19 +43,37 @@ pub fn cards(status: &Status, ink: Ink) -> String {
     text
 }
 
-fn card(model: &ModelStatus, ink: Ink) -> String {
-    let mut text = String::new();
+/// The line of the process.
+pub fn process(status: &Status) -> String {
+    let process = &status.kvpin;
+    let (version, up) = (&process.version, duration(process.uptime_s));
+    format!("kvpin {version}, up {up}, {} open requests\n", process.open_requests)
+}
+
+/// The line that a model's card begins with.
+pub fn heading(model: &ModelStatus, ink: Ink) -> String {
     let aliases = if model.aliases.is_empty() { String::new() } else { format!(" ({})", model.aliases.join(", ")) };
     let affinity = if model.affinity { "on" } else { "off" };
-    // A String takes all that is written.
-    let mut line = |line: String| writeln!(text, "{line}").unwrap_or_default();
-    line(format!(
+    format!(
         "{}{aliases}   affinity {affinity}   spill threshold {}   sticky {}   in flight {}",
         bold(&model.name, ink),
         threshold(model),
         percent(model.sticky_percent),
         model.in_flight
-    ));
+    )
+}
+
+/// A replica without its counts.
+pub fn replica_line(replica: &ReplicaStatus, ink: Ink) -> String {
+    let health = coloured_health(&health(replica), &replica.health, ink);
+    format!("{}  {health}   in flight {}", replica.name, replica.in_flight)
+}
+
+fn card(model: &ModelStatus, ink: Ink) -> String {
+    let mut text = String::new();
+    // A String takes all that is written.
+    let mut line = |line: String| writeln!(text, "{line}").unwrap_or_default();
+    line(heading(model, ink));
     table(&model.replicas, ink).into_iter().for_each(&mut line);
     line(tokens(&model.books));
     let first_byte = &model.first_byte;
@@ -106,12 +118,10 @@ fn table(replicas: &[ReplicaStatus], ink: Ink) -> Vec<String> {
 fn row(replica: &ReplicaStatus) -> [String; COLUMNS.len()] {
     let engine = replica.engine.as_ref();
     let of_engine =
-        |value: fn(&crate::admin::status::Engine) -> String| engine.map_or_else(|| UNKNOWN.to_owned(), value);
-    let reason = replica.health_reason.as_deref().map_or(String::new(), |reason| format!(" ({})", words(reason)));
-    let retired = if replica.retired { ", removed" } else { "" };
+        |value: fn(&Engine) -> String| engine.map_or_else(|| UNKNOWN.to_owned(), value);
     [
         replica.name.clone(),
-        format!("{}{reason}{retired}", replica.health),
+        health(replica),
         replica.in_flight.to_string(),
         grouped(replica.sticky),
         grouped(replica.spilled_in),
@@ -123,6 +133,13 @@ fn row(replica: &ReplicaStatus) -> [String; COLUMNS.len()] {
         of_engine(|engine| percent(engine.prefix_hit_percent)),
         (replica.conversations.active + replica.conversations.idle).to_string(),
     ]
+}
+
+fn health(replica: &ReplicaStatus) -> String {
+    let reason = replica.health_reason.as_deref().map_or(String::new(), |reason| format!(" ({})", words(reason)));
+    let drained = if replica.drain.is_some() && replica.health != "draining" { ", draining" } else { "" };
+    let retired = if replica.retired { ", removed" } else { "" };
+    format!("{}{reason}{drained}{retired}", replica.health)
 }
 
 /// What the model's turns cost.
@@ -149,7 +166,7 @@ fn tokens(books: &Books) -> String {
 fn cold(books: &Books) -> Vec<String> {
     let mut reasons: Vec<_> = books.cold.iter().filter(|(_, cold)| cold.turns > 0).collect();
     reasons.sort_by_key(|(_, cold)| std::cmp::Reverse(cold.tokens));
-    let line = |(reason, cold): (&String, &crate::admin::books::Cold)| {
+    let line = |(reason, cold): (&String, &Cold)| {
         let (turns, tokens) = (grouped(cold.turns), short(cold.tokens));
         format!("  cold: {turns} turns {}, {tokens} tokens computed again", words(reason))
     };
@@ -242,7 +259,7 @@ fn bold(text: &str, ink: Ink) -> String {
     painted(text, "1", ink)
 }
 
-fn yellow(text: &str, ink: Ink) -> String {
+pub fn yellow(text: &str, ink: Ink) -> String {
     painted(text, "33", ink)
 }
 
@@ -255,12 +272,12 @@ fn painted(text: &str, code: &str, ink: Ink) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn status() -> Status {
+    pub fn status() -> Status {
         let replica = json!({
             "name": "r0", "address": "127.0.0.1:1", "rank": null, "health": "down", "health_reason": "connect_refused",
             "health_age_s": 1.0, "drain": null, "ramp_percent": 100, "restarts": 0, "in_flight": 3,
