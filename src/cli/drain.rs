@@ -235,7 +235,8 @@ impl Admin {
     pub(super) async fn status_json(&self) -> anyhow::Result<Vec<u8>> {
         let call = self.authorized(Request::get(format!("{}{STATUS}", self.url))).body(Full::default())?;
         let json = self.exchange(call).await?;
-        let is_kvpins = serde_json::from_slice::<Value>(&json).is_ok_and(|status| status["kvpin"]["version"].is_string());
+        let is_kvpins =
+            serde_json::from_slice::<Value>(&json).is_ok_and(|status| status["kvpin"]["version"].is_string());
         if is_kvpins { Ok(json) } else { bail!("what answers at {} is no admin listener of a kvpin", self.url) }
     }
 

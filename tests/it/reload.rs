@@ -172,6 +172,21 @@ async fn a_bad_file_changes_nothing_and_says_why() {
 }
 
 #[tokio::test]
+async fn reloads_are_on_the_time_line_the_refused_ones_with_their_reason() {
+    let recorder = Recorder::start();
+    let good = config(json!({ "m": { "replicas": [recorder.url()] } }));
+    let kvpin = Kvpin::start(&good).await;
+    assert!(!kvpin.reload_text("listen: here\nmodels: {}\n").await);
+    assert!(kvpin.reload(&good).await);
+    let history = call(kvpin.admin, &Call::get("/api/v1/history")).await.json();
+    let events = history["events"].as_array().expect("events");
+    let texts: Vec<_> =
+        events.iter().filter(|event| event["kind"] == "reload").map(|event| event["text"].as_str()).collect();
+    let [Some(refused), Some("reloaded: no changes")] = texts[..] else { panic!("{history}") };
+    assert!(refused.starts_with("reload refused: line 1: listen: `here` ") && refused.contains("; "), "{refused}");
+}
+
+#[tokio::test]
 async fn a_change_that_takes_a_restart_is_refused_by_name_and_nothing_else_of_it_is_taken() {
     let recorder = Recorder::start();
     let models = json!({ "m": { "replicas": [recorder.url()] } });

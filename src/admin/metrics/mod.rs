@@ -3,6 +3,7 @@
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
 mod families;
+mod process;
 
 use prometheus::core::Collector;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -12,6 +13,7 @@ use crate::balancer::{Membership, ReplicaSnapshot};
 use super::View;
 
 use families::{KEY, MODEL, PROCESS, REPLICA};
+use process::{USAGE, Usage};
 
 /// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
 struct Family<T> {
@@ -41,6 +43,11 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
     for family in PROCESS {
         let series = family.register(&registry, &[])?;
         family.fill(&series, view, &[]);
+    }
+    let usage = Usage::read();
+    for family in USAGE {
+        let series = family.register(&registry, &[])?;
+        family.fill(&series, &usage, &[]);
     }
     for family in KEY {
         let series = family.register(&registry, &["key"])?;

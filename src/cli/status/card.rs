@@ -109,16 +109,17 @@ fn table(replicas: &[ReplicaStatus], ink: Ink) -> Vec<String> {
         format!("  {}", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     let mut lines = vec![set(COLUMNS, None)];
-    lines.extend(rows.iter().zip(replicas).map(|(row, replica)| {
-        set(std::array::from_fn(|column| row[column].as_str()), Some(replica.health.as_str()))
-    }));
+    lines.extend(
+        rows.iter().zip(replicas).map(|(row, replica)| {
+            set(std::array::from_fn(|column| row[column].as_str()), Some(replica.health.as_str()))
+        }),
+    );
     lines
 }
 
 fn row(replica: &ReplicaStatus) -> [String; COLUMNS.len()] {
     let engine = replica.engine.as_ref();
-    let of_engine =
-        |value: fn(&Engine) -> String| engine.map_or_else(|| UNKNOWN.to_owned(), value);
+    let of_engine = |value: fn(&Engine) -> String| engine.map_or_else(|| UNKNOWN.to_owned(), value);
     [
         replica.name.clone(),
         health(replica),

@@ -71,8 +71,7 @@ pub fn run(args: &StatusArgs) -> ExitCode {
 async fn watch(admin: &Admin, printer: &Printer, interval: Duration) -> anyhow::Result<()> {
     let mut interrupted = signal(SignalKind::interrupt()).context("no signals")?;
     let mut terminated = signal(SignalKind::terminate()).context("no signals")?;
-    let mut status = admin.status_json().await;
-    status = Ok(status?);
+    let mut status = Ok(admin.status_json().await?);
     let mut screen = match printer.is_terminal && !printer.json {
         true => Some(Screen::enter().context("the terminal takes nothing")?),
         false => None,
