@@ -10,7 +10,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use crate::support::call::Call;
-use crate::support::client::{Piece, Wire};
+use crate::support::client::{Piece, Wire, call};
 use crate::support::generations::Generations;
 use crate::support::kvpin::{Kvpin, config, run};
 use crate::support::load::{Load, Refusals};
