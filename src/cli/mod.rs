@@ -39,7 +39,8 @@ Exit status:
 
 Files:
   /etc/kvpin/kvpin.yaml   the configuration of the service
-  /var/lib/kvpin/state    what it remembers of conversations over a restart";
+  /var/lib/kvpin/state    what it remembers of conversations over a restart
+  /var/log/kvpin          for the access log, if the configuration has it in a file";
 
 /// An edge load balancer that keeps every agent conversation on the vLLM replica that holds its KV cache.
 #[derive(Parser)]

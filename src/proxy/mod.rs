@@ -86,6 +86,7 @@ use local::Asked;
 use memory::Budget;
 use refusal::Refusal;
 use streams::Streams;
+use trouble::Trouble;
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const POOLED_MAX: usize = 1024;
@@ -218,6 +219,10 @@ impl Proxy {
     ) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
         let replicas = Connector::new(POOLED_MAX);
+        // From 0 on, so that the first one is an increase too.
+        for trouble in Trouble::ALL {
+            routing.metrics.retries.with_label_values(&[trouble.as_str()]);
+        }
         let streams = Streams::default();
         // 0 is the common pool.
         Proxy { routing, open, departure, access_log, memory, streams, replicas, fresh_pools: AtomicU64::new(1) }

@@ -68,8 +68,9 @@ fn telling(path: &str) -> Call {
 #[tokio::test]
 async fn a_line_says_what_became_of_a_request_and_nothing_that_is_secret() {
     let servers = start_many(1, fast()).await;
+    let recorder = Recorder::start();
     let strange = "mod\u{e9}l \"a\\b\" = {x}";
-    let models = json!({ (MODEL): { "replicas": urls(&servers) }, (strange): { "replicas": urls(&servers) } });
+    let models = json!({ (MODEL): { "replicas": urls(&servers) }, (strange): { "replicas": [recorder.url()] } });
     let files = [(KEYS_FILE, &*keys_file(&[("alice", json!({}))]))];
     let kvpin = Kvpin::launch_with(&logging(guarded(models.clone()), "access.log", "json"), &files).await;
     kvpin.until_health("up", |_| true).await;
