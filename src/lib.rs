@@ -20,6 +20,7 @@
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
 //!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
 //!        keys           who is asking: API keys, what each may do and uses
+//!        gpu            what the GPUs do, by NVML
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        state          what outlives the process, as bytes: of balancer's plain values
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
@@ -95,6 +96,7 @@ pub mod connector;
 pub mod conversation;
 mod descriptors;
 pub mod dispatch;
+pub mod gpu;
 mod json;
 pub mod keys;
 pub mod metrics;

@@ -97,7 +97,9 @@ fn gpu(file: GpuFile) -> Result<GpuId, String> {
     }
     match text.strip_prefix(UUID_PREFIX) {
         Some(uuid) if is_uuid(uuid) => Ok(GpuId::Uuid(format!("{UUID_PREFIX}{}", uuid.to_ascii_lowercase()))),
-        _ => Err(format!("`{text}` is not the number of a GPU or its UUID, GPU-xxxxxxxx-..., as `nvidia-smi -L` has it")),
+        _ => {
+            Err(format!("`{text}` is not the number of a GPU or its UUID, GPU-xxxxxxxx-..., as `nvidia-smi -L` has it"))
+        }
     }
 }
 
@@ -160,7 +162,9 @@ mod tests {
     const UUID: &str = "GPU-00000000-0000-4000-8000-00000000000a";
 
     fn with(nvml: &str, replica: &str) -> String {
-        format!("nvml: {nvml}\nmodels: {{m: {{max_num_seqs: 8, replicas: [{{url: 'http://127.0.0.1:8000', {replica}}}]}}}}\n")
+        format!(
+            "nvml: {nvml}\nmodels: {{m: {{max_num_seqs: 8, replicas: [{{url: 'http://127.0.0.1:8000', {replica}}}]}}}}\n"
+        )
     }
 
     fn claimed(replica: &str) -> Vec<String> {
