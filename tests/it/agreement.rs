@@ -374,8 +374,14 @@ async fn every_metric_that_an_alert_or_the_dashboard_names_is_in_a_scrape() {
         named.extend(words.filter(|word| word.starts_with("kvpin_") || word.starts_with("process_")));
     }
     assert!(named.len() > 20, "{named:?}");
-    // There is none without TLS.
+    // There is none without TLS, or without a GPU.
     named.remove("kvpin_certificate_expiry_timestamp_seconds");
+    let (of_gpus, named): (BTreeSet<_>, BTreeSet<_>) =
+        named.into_iter().partition(|name| name.starts_with("kvpin_gpu_"));
+    for name in of_gpus {
+        let declared = include_str!("../../src/admin/metrics/gpus.rs");
+        assert!(declared.contains(&format!("\"{name}\"")), "{name} is no family of GPUs");
+    }
     for name in named {
         let family = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
         assert!(scrape.families.contains_key(family), "{name} is in no scrape");
@@ -387,6 +393,7 @@ fn timeless(mut status: Value) -> Value {
     for passing in ["uptime_s", "open_requests"] {
         status["kvpin"][passing] = Value::Null;
     }
+    status["nvml"]["age_s"] = Value::Null;
     for model in status["models"].as_array_mut().into_iter().flatten() {
         for replica in model["replicas"].as_array_mut().into_iter().flatten() {
             replica["health_age_s"] = Value::Null;

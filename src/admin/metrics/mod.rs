@@ -3,6 +3,7 @@
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
 mod families;
+mod gpus;
 mod process;
 
 use prometheus::core::Collector;
@@ -71,6 +72,7 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
             }
         }
     }
+    gpus::render(view, &registry)?;
     let mut page = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut page)?;
     TextEncoder::new().encode(&counted.gather(), &mut page)?;

@@ -6,6 +6,8 @@ use crate::admin::Status;
 use crate::admin::books::{Books, Cold, WorkingSet};
 use crate::admin::status::{Auto, ConfiguredThreshold, Engine, ModelStatus, ReplicaStatus};
 
+use super::gpus;
+
 /// Whether colours may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
@@ -39,6 +41,13 @@ pub fn cards(status: &Status, ink: Ink) -> String {
     for model in &status.models {
         text.push('\n');
         text.push_str(&card(model, ink));
+    }
+    if !status.gpus.is_empty() {
+        text.push('\n');
+    }
+    for gpu in &status.gpus {
+        text.push_str(&gpus::line(gpu, ink));
+        text.push('\n');
     }
     text
 }

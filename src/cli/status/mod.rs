@@ -2,6 +2,7 @@
 
 mod card;
 mod fit;
+mod gpus;
 mod screen;
 
 use std::io::{self, IsTerminal as _, Write as _};

@@ -19,6 +19,7 @@ pub mod rogue;
 pub mod scrape;
 pub mod secure;
 pub mod stage;
+pub mod standin;
 pub mod storyteller;
 pub mod strict;
 
