@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use kvpin::balancer::Turn;
-use kvpin::balancer::{Admission, Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold};
+use kvpin::balancer::{
+    Admission, Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold,
+};
 use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 /// From which a replica is over-full. Low, so that few tickets make a home that is left.

@@ -54,6 +54,7 @@ install_it() {
   kvpin check --config "$config" >/dev/null || fail "the default configuration is refused"
   [[ $(stat -c '%U:%G %a' /etc/kvpin) = 'root:kvpin 2750' ]] || fail "$(stat /etc/kvpin)"
   [[ $(dpkg-query --show --showformat '${Conffiles}' kvpin) = *"$config"* ]] || fail "the configuration is no conffile"
+  [[ $(dpkg-query --show --showformat '${Conffiles}' kvpin) = */etc/logrotate.d/kvpin* ]] || fail "no rotation of logs"
   zcat -f /usr/share/man/man1/kvpin.1* /usr/share/man/man1/kvpin-upgrade.1* | grep -q '^\.SH' || fail "no man pages"
   bash -n /usr/share/bash-completion/completions/kvpin
   [[ -s /usr/share/zsh/vendor-completions/_kvpin && -s /usr/share/fish/vendor_completions.d/kvpin.fish ]]
@@ -64,6 +65,12 @@ look_at_the_unit() {
   found=$(systemd-analyze verify --man=no "$unit" 2>&1) || fail "$found"
   [[ -z $found ]] || fail "$found"
   found=$(systemd-analyze security --offline=true --threshold=$exposure_max "$unit" 2>&1) || fail "$found"
+  tail -n 1 <<<"$found"
+  # With the way to the GPUs, too.
+  install -D -m 644 /usr/share/doc/kvpin/examples/gpus.conf "$work/units/$unit.d/gpus.conf"
+  found=$(SYSTEMD_UNIT_PATH="$work/units:" systemd-analyze security --offline=true --threshold=$exposure_max "$unit" 2>&1) ||
+    fail "$found"
+  [[ $found = *char-nvidia* ]] || fail "the GPUs are out of reach: $found"
   tail -n 1 <<<"$found"
 }
 

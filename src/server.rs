@@ -28,14 +28,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::admin::history::History;
 use crate::admin::{Lately, Proxied};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
+use crate::gpu::{self, Sampler};
 use crate::metrics::Metrics;
 use crate::proxy::accept::Connections;
 use crate::proxy::connection::Listener;
-use crate::proxy::{Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::proxy::{AccessLog, Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE, Target};
 use crate::tls::ListenerTls;
 use crate::{admin, descriptors, proxy, replica};
 
@@ -70,12 +71,15 @@ pub struct Server {
     accepting: Mutex<Option<watch::Sender<bool>>>,
     open: OpenRequests,
     departure: Arc<Departure>,
+    access_log: Arc<AccessLog>,
     history: Arc<History>,
     lately: Arc<Lately>,
     upgrades: Asks,
     upgrades_asked: Mutex<Option<mpsc::Receiver<AskUpgrade>>>,
     /// Ends the watch over the replicas when it is dropped.
     _watching: watch::Sender<bool>,
+    gpus: Arc<gpu::Board>,
+    _sampler: Sampler,
     /// Dropped without waiting: what is to be waited for has ended by then.
     runtimes: Option<Runtimes>,
 }
@@ -113,13 +117,20 @@ impl Server {
     /// Everything but accepting connections: the replicas are looked at from here on.
     fn prepare(config: Config, sockets: Sockets, secret: KeySecret) -> anyhow::Result<Server> {
         descriptors::raise(&config.limits);
-        let routing = Arc::new(Routing::new(config, secret, Metrics::new()?));
+        let metrics = Metrics::new()?;
+        let target =
+            Target::open(&config.access_log.to).map_err(|error| ConfigError::of_access_log(error.to_string()))?;
+        let access_log =
+            AccessLog::begin(target, metrics.access_log_dropped.clone()).context("no thread for the log")?;
+        let routing = Arc::new(Routing::new(config, secret, metrics));
         let threads = available_parallelism().map_or(1, |count| count.get());
         let runtimes = Runtimes { serving: runtime("kvpin-proxy", threads)?, control: runtime("kvpin-admin", 1)? };
         let (watching, on_end) = watch::channel(false);
         runtimes.control.spawn(replica::watch(Arc::clone(&routing), on_end.clone()));
         let history = Arc::new(History::default());
         runtimes.control.spawn(Arc::clone(&history).keep(Arc::clone(&routing), on_end));
+        let gpus = Arc::new(gpu::Board::default());
+        let sampler = sample(&gpus, &routing).context("can't start the thread that asks for the GPUs")?;
         let (upgrades, upgrades_asked) = mpsc::channel(ASKS_MAX);
         let server = Server {
             listen: sockets.listen.iter().map(|socket| socket.address).collect(),
@@ -129,11 +140,14 @@ impl Server {
             accepting: Mutex::default(),
             open: OpenRequests::default(),
             departure: Arc::default(),
+            access_log: Arc::new(access_log),
             history,
             lately: Arc::default(),
             upgrades,
             upgrades_asked: Mutex::new(Some(upgrades_asked)),
             _watching: watching,
+            gpus,
+            _sampler: sampler,
             runtimes: Some(runtimes),
         };
         server.show_certificates();
@@ -204,7 +218,8 @@ impl Server {
     fn proxy_services(&self) -> Vec<Service<Listener>> {
         // Pingora's own way to the replicas isn't used, but made.
         let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
-        let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
+        let (routing, departure) = (Arc::clone(&self.routing), Arc::clone(&self.departure));
+        let proxy = Proxy::new(routing, self.open.clone(), departure, Arc::clone(&self.access_log));
         let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
         let connections = Connections::new(self.routing.metrics.connections.clone());
         let table = self.routing.table();
@@ -255,6 +270,7 @@ impl Server {
                 let upgrades = upgrades.clone();
                 Box::pin(async move { ask(&upgrades).await })
             }),
+            gpus: Arc::clone(&self.gpus),
         }
     }
 }
@@ -264,11 +280,22 @@ impl Drop for Server {
         if let Some(accepting) = self.accepting.lock().take() {
             accepting.send_replace(true);
         }
+        self.access_log.flush();
         if let Some(Runtimes { serving, control }) = self.runtimes.take() {
             serving.shutdown_background();
             control.shutdown_background();
         }
     }
+}
+
+/// Has the board of the GPUs kept as the current table wants it.
+fn sample(gpus: &Arc<gpu::Board>, routing: &Arc<Routing>) -> std::io::Result<Sampler> {
+    let routing = Arc::clone(routing);
+    Sampler::start(Arc::clone(gpus), move || {
+        let config = &routing.table().config;
+        let mut replicas = config.models.iter().flat_map(|model| &model.replicas);
+        gpu::Wanted { nvml: config.nvml.clone(), has_claims: replicas.any(|replica| !replica.gpus.is_empty()) }
+    })
 }
 
 fn new_secret() -> anyhow::Result<KeySecret> {

@@ -11,6 +11,7 @@ use super::cost::{Bill, ColdReason, Cost};
 use super::placement::Weigh;
 use super::policy::Mode;
 use super::replica::ReplicaId;
+use super::snapshot::{DoorSnapshot, RoomSnapshot};
 use super::ticket::Ticket;
 use super::turn::{Decision, Placement, Refusal, Turn};
 
@@ -212,8 +213,11 @@ impl Balancer {
     }
 
     fn seat(&mut self, index: usize, waiting: &Waiting, replica: ReplicaId, now: Duration) {
-        if self.is_overdue(waiting, now) {
-            self.door.counters.forced += 1;
+        let held = now.saturating_sub(waiting.since);
+        // Who gets in at once was not held.
+        if !held.is_zero() {
+            self.door.holds.add(held);
+            self.door.counters.forced += u64::from(self.is_overdue(waiting, now));
         }
         self.door.line.remove(index);
         self.door.rooms.enter(waiting.conversation, replica, waiting.need, now);
@@ -264,6 +268,28 @@ impl Balancer {
     pub(super) fn capacity(&self, id: ReplicaId) -> Option<u64> {
         let told = || self.replicas[id.index()].load.scrape().map(|scrape| scrape.kv_capacity_tokens);
         self.policy.admission.capacity_tokens.or_else(told).filter(|tokens| *tokens > 0)
+    }
+
+    pub(super) fn room(&self, id: ReplicaId) -> RoomSnapshot {
+        let policy = &self.policy.admission;
+        match (self.door.rooms.room(id), self.capacity(id)) {
+            (Some(room), Some(capacity)) if policy.mode != AdmissionMode::Off => RoomSnapshot {
+                residents: room.residents,
+                working_set_tokens: self.door.rooms.working_set(id),
+                limit_tokens: self.door.limit(id, capacity, policy),
+            },
+            (Some(_) | None, Some(_) | None) => RoomSnapshot::default(),
+        }
+    }
+
+    pub(super) fn door_snapshot(&self, now: Duration) -> DoorSnapshot {
+        DoorSnapshot {
+            mode: self.policy.admission.mode,
+            held: self.door.line.turns(),
+            longest: self.door.line.longest(now),
+            counters: self.door.counters,
+            holds: self.door.holds.clone(),
+        }
     }
 
     fn is_open(&self, id: ReplicaId) -> bool {

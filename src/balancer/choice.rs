@@ -75,13 +75,7 @@ impl Balancer {
         }
     }
 
-    fn choose_pinned(
-        &self,
-        speaker: &Speaker,
-        home: Home,
-        turn: &Turn<'_>,
-        now: Duration,
-    ) -> Result<Choice, Refusal> {
+    fn choose_pinned(&self, speaker: &Speaker, home: Home, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
         let reserved = self.reserved(speaker.conversation, turn, now);
         // One that was let in elsewhere has found nothing left at home.
         let moved = reserved.filter(|room| *room != home.replica).map(|_| Placement::HomeFull);

@@ -63,7 +63,7 @@ pub use policy::{ASSUMED_MAX_NUM_SEQS, HealthPolicy, MaxNumSeqsSource, Mode, Pol
 pub use records::{AliasRecord, HistoryRecord, PartRecord, PinRecord, RawKey, Records, ReplicaRecord};
 pub use replica::{Counters, Membership, Order, ReplicaId, ReplicaSpec};
 pub use restore::{Restore, Restored};
-pub use snapshot::{ConversationSnapshot, ReplicaSnapshot, Snapshot};
+pub use snapshot::{ConversationSnapshot, DoorSnapshot, ReplicaSnapshot, RoomSnapshot, Snapshot};
 pub use ticket::{Foreseen, Ticket};
 pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, TurnKind, Unpinned};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::conversation::ConversationKey;
 
-use super::aliases::ALIASES_MAX;
 use super::admission::Claim;
+use super::aliases::ALIASES_MAX;
 use super::choice::Choice;
 use super::histories::Extension;
 use super::replica::ReplicaId;

@@ -13,10 +13,13 @@
 //! and the resolver.
 
 mod access;
+mod access_log;
 mod addresses;
+mod admission;
 mod bounds;
 mod error;
 mod file;
+mod gpus;
 mod keys;
 mod keys_text;
 mod limits;
@@ -45,7 +48,10 @@ use serde::Deserialize;
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
+pub use access_log::{AccessLogFormat, AccessLogTo};
+pub use admission::{AdmissionConfig, AdmissionMode};
 pub use error::{ConfigError, Problem};
+pub use gpus::{GpuId, NvmlConfig};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
 pub use keys_text::{EditError, KeysText};
 pub use limits::Limits;
@@ -79,6 +85,8 @@ pub struct Config {
     pub trusted_proxies: Vec<IpNet>,
     /// What one client, and all of them together, may take.
     pub limits: Limits,
+    /// Where a line for each request goes, and what it looks like.
+    pub access_log: AccessLogConfig,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
     pub scrape_interval: Duration,
     /// How replicas are watched, and by what they are taken down and back.
@@ -89,6 +97,8 @@ pub struct Config {
     pub state_file: StateFile,
     /// Between two looks whether there is something new to write there, 1 s to 1 hour.
     pub state_interval: Duration,
+    /// Where the GPUs' figures come from.
+    pub nvml: NvmlConfig,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
 }
@@ -99,6 +109,13 @@ pub struct ListenConfig {
     pub address: SocketAddr,
     /// `None`: what passes is not encrypted.
     pub tls: Option<ListenerTls>,
+}
+
+/// The log of requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessLogConfig {
+    pub to: AccessLogTo,
+    pub format: AccessLogFormat,
 }
 
 /// Where what is remembered is written.
@@ -146,6 +163,8 @@ pub struct ModelConfig {
     pub max_num_seqs: Option<u32>,
     /// From how many in-flight turns on a replica is left for a less loaded one.
     pub spill_threshold: SpillThreshold,
+    /// How conversations are let in that need more cache than there is. Means nothing without affinity.
+    pub admission: AdmissionConfig,
     /// Whether a client may name the replica itself.
     pub client_pins: bool,
     /// Whether the engine is told a conversation's key as `X-Session-ID` where the client sends none of that name.
@@ -202,6 +221,8 @@ pub struct ReplicaConfig {
     pub data_parallel_size: u16,
     /// Whether it takes nothing new.
     pub drain: bool,
+    /// Those that it runs on, 64 at most; empty where the file doesn't say. Several replicas may have the same.
+    pub gpus: Vec<GpuId>,
     /// How it is spoken to over TLS, and who it has to be; `None` for an http URL.
     pub tls: Option<Arc<ReplicaTls>>,
 }

@@ -6,7 +6,10 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use super::locate::{self, Path};
-use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys};
+use super::{
+    AccessLogConfig, AdmissionConfig, Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig,
+    SecretFile, keys,
+};
 use crate::tls::{Authority, ListenerTls};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
@@ -90,12 +93,14 @@ impl Config {
             decision_headers,
             allow_paths,
             trusted_proxies,
+            access_log: AccessLogConfig { to, format },
             health,
             limits,
             scrape_interval,
             shutdown_grace,
             state_file,
             state_interval,
+            nvml,
             models: _,
         } = self;
         let mut settings = vec![
@@ -109,10 +114,13 @@ impl Config {
             ("decision_headers", decision_headers.to_string()),
             ("allow_paths", format!("[{}]", words(allow_paths))),
             ("trusted_proxies", format!("[{}]", words(trusted_proxies))),
+            ("access_log.to", to.to_string()),
+            ("access_log.format", format.to_string()),
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
             ("state_file", state_file.to_string()),
             ("state_interval_s", seconds(state_interval)),
+            ("nvml", nvml.to_string()),
         ];
         settings.extend(health.settings());
         settings.extend(limits.settings());
@@ -225,7 +233,7 @@ impl ModelConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 10] {
+    fn settings(&self) -> [Setting; 14] {
         let ModelConfig {
             name: _,
             aliases,
@@ -233,6 +241,7 @@ impl ModelConfig {
             balancing,
             max_num_seqs,
             spill_threshold,
+            admission: AdmissionConfig { mode, kv_cache_tokens, held_max, hold_max },
             client_pins,
             send_session_id,
             upstream_key,
@@ -246,6 +255,10 @@ impl ModelConfig {
             ("balancing", balancing.to_string()),
             ("max_num_seqs", or_none(max_num_seqs.as_ref())),
             ("spill_threshold", spill_threshold.to_string()),
+            ("admission", mode.to_string()),
+            ("kv_cache_tokens", or_none(kv_cache_tokens.as_ref())),
+            ("held_max", held_max.to_string()),
+            ("hold_max_s", seconds(hold_max)),
             ("client_pins", client_pins.to_string()),
             ("send_session_id", send_session_id.to_string()),
             ("upstream_key_file", file_of(upstream_key.as_ref())),
@@ -263,14 +276,15 @@ impl ReplicaConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 6] {
-        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, tls } = self;
+    fn settings(&self) -> [Setting; 7] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, gpus, tls } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
             ("rank", or_none(rank.as_ref())),
             ("data_parallel_size", data_parallel_size.to_string()),
             ("drain", drain.to_string()),
+            ("gpus", format!("[{}]", words(gpus))),
             ("tls", or_none(tls.as_ref())),
         ]
     }

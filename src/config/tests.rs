@@ -61,6 +61,7 @@ fn the_shortest_file_gets_every_default() {
         rank: None,
         data_parallel_size: 1,
         drain: false,
+        gpus: Vec::new(),
         tls: None,
     };
     let health = HealthConfig {
@@ -84,6 +85,7 @@ fn the_shortest_file_gets_every_default() {
         decision_headers: true,
         allow_paths: Vec::new(),
         trusted_proxies: Vec::new(),
+        access_log: AccessLogConfig { to: AccessLogTo::Stderr, format: AccessLogFormat::Text },
         limits: Limits {
             body_bytes_max: 32 << 20,
             head_bytes_max: 64 << 10,
@@ -108,6 +110,7 @@ fn the_shortest_file_gets_every_default() {
         shutdown_grace: Duration::from_secs(600),
         state_file: StateFile::Default,
         state_interval: Duration::from_secs(60),
+        nvml: NvmlConfig::Auto,
         models: vec![ModelConfig {
             name: "qwen3-4b".to_owned(),
             aliases: Vec::new(),
@@ -115,6 +118,12 @@ fn the_shortest_file_gets_every_default() {
             balancing: Balancing::LeastLoaded,
             max_num_seqs: None,
             spill_threshold: SpillThreshold::Auto,
+            admission: AdmissionConfig {
+                mode: AdmissionMode::Auto,
+                kv_cache_tokens: None,
+                held_max: 1_000,
+                hold_max: Duration::from_secs(300),
+            },
             client_pins: true,
             send_session_id: true,
             upstream_key: None,
@@ -141,6 +150,7 @@ fn the_commented_file_has_every_key() {
     for text in [
         with_top("zzz: 1\n"),
         with_top("limits: {zzz: 1}\n"),
+        with_top("access_log: {zzz: 1}\n"),
         with_model("    zzz: 1\n"),
         with_replicas("      - {zzz: 1}\n"),
         with_top("listen: {address: '127.0.0.1:1', zzz: 1}\n"),
@@ -343,6 +353,12 @@ fn a_refusal_names_line_path_and_reason() {
         (with_model("    max_num_seqs: 0\n"), "line 3: models.m.max_num_seqs: 0 is not 1 to"),
         (with_model("    conversations_max: 0\n"), "line 3: models.m.conversations_max: 0 is not 1 to"),
         (with_model("    conversation_idle_s: 0\n"), "line 3: models.m.conversation_idle_s: 0 is not 1 to"),
+        (
+            with_model("    admission: some\n"),
+            "line 3: models.m.admission: unknown variant `some`, expected one of `off`, `auto`, `fair`",
+        ),
+        (with_model("    kv_cache_tokens: 12\n"), "line 3: models.m.kv_cache_tokens: 12 is not 1000 to"),
+        (with_model("    hold_max_s: 0\n"), "line 3: models.m.hold_max_s: 0 is not 1 to"),
         (with_model("    spill_threshold: 0\n"), "line 3: models.m.spill_threshold: 0 is not 1 to"),
         (
             with_model("    max_num_seqs: 8\n    spill_threshold: 9\n"),

@@ -73,7 +73,13 @@ impl Clock {
 
 impl Dispatcher {
     pub fn new(model: &str, clock: Clock, events: Arc<Events>, balancer: Balancer) -> Self {
-        Dispatcher { model: model.to_owned(), clock, balancer: Mutex::new(balancer), events, holds: hold::Holds::default() }
+        Dispatcher {
+            model: model.to_owned(),
+            clock,
+            balancer: Mutex::new(balancer),
+            events,
+            holds: hold::Holds::default(),
+        }
     }
 
     /// Decides where a turn goes and takes its slot.

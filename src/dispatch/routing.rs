@@ -8,8 +8,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 
-use crate::balancer::{self, Admission, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
-use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig, Secret};
+use crate::balancer::{
+    self, Admission, AdmissionMode, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold,
+};
+use crate::config::{self, AdmissionConfig, Balancing, Config, GpuId, HealthConfig, ModelConfig, Secret};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::keys::KeyRing;
 use crate::metrics::Metrics;
@@ -70,6 +72,8 @@ pub struct Model {
     pub send_session_id: bool,
     /// What its engines are shown as `Authorization`, in the place of what the client sent.
     pub upstream_authorization: Option<HeaderValue>,
+    /// What replicas run on, by their names, where the configuration says it.
+    pub gpus: HashMap<String, Vec<GpuId>>,
     /// Survives reloads as long as the model does: pins, leases and counters are in it.
     pub dispatcher: Arc<Dispatcher>,
 }
@@ -186,9 +190,15 @@ impl Model {
             engine_balances: !config.affinity && config.balancing == Balancing::Engine,
             send_session_id: config.send_session_id,
             upstream_authorization: config.upstream_key.as_ref().and_then(|key| bearer(&key.secret)),
+            gpus: gpus(config),
             dispatcher,
         }
     }
+}
+
+fn gpus(model: &ModelConfig) -> HashMap<String, Vec<GpuId>> {
+    let with_gpus = model.replicas.iter().filter(|replica| !replica.gpus.is_empty());
+    with_gpus.map(|replica| (replica.name.clone(), replica.gpus.clone())).collect()
 }
 
 /// The header's value for a key, which the configuration has found fit for one. It prints as `Sensitive`.
@@ -223,9 +233,24 @@ fn policy(model: &ModelConfig, health: HealthPolicy) -> Policy {
             config::SpillThreshold::Fixed(turns) => SpillThreshold::Fixed(turns),
         },
         max_num_seqs: model.max_num_seqs,
-        admission: Admission::OFF,
+        admission: admission(&model.admission),
         bounds: Bounds { entries_max: model.conversations_max, idle_max: model.conversation_idle },
         health,
+    }
+}
+
+fn admission(config: &AdmissionConfig) -> Admission {
+    let AdmissionConfig { mode, kv_cache_tokens, held_max, hold_max } = *config;
+    Admission {
+        mode: match mode {
+            config::AdmissionMode::Off => AdmissionMode::Off,
+            config::AdmissionMode::Auto => AdmissionMode::Auto,
+            config::AdmissionMode::Fair => AdmissionMode::Fair,
+        },
+        capacity_tokens: kv_cache_tokens,
+        held_max,
+        hold_max,
+        ..Admission::default()
     }
 }
 

@@ -36,6 +36,9 @@ pub const SECOND_MODEL_BYTES: usize = 4096;
 /// nothing, and a body in large pieces is copied once or twice.
 const ROOM_FACTOR: usize = 8;
 
+/// No piece that comes from a client is larger: Pingora's buffer for them.
+const PIECE_MAX: usize = 64 << 10;
+
 /// A request body on its way through.
 #[derive(Debug)]
 pub struct RequestBody {
@@ -54,6 +57,7 @@ pub struct RequestBody {
     memory_max: usize,
     splice: Option<Splice>,
     late: Option<LateSearch>,
+    waited: Duration,
     patience: Patience,
     share: Share,
 }
@@ -70,8 +74,22 @@ pub struct Reader<'a> {
     /// Whether what comes is looked at although the search has its answer.
     looks_on: bool,
     own: BytesMut,
+    /// How long the client was waited for.
+    waited: Duration,
     patience: Patience,
     share: Share,
+}
+
+/// A wait that counts however it ends.
+struct Waited<'a> {
+    since: Instant,
+    sum: &'a mut Duration,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        *self.sum += self.since.elapsed();
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -96,6 +114,7 @@ impl<'a> Reader<'a> {
             looks_on: length.is_none(),
             own: BytesMut::new(),
             patience: Patience::new(limits),
+            waited: Duration::ZERO,
             share,
         })
     }
@@ -192,6 +211,7 @@ impl<'a> Reader<'a> {
             memory_max: memory_for_replays(self.limits),
             splice: None,
             late: None,
+            waited: self.waited,
             patience: self.patience,
             share: self.share,
         }
@@ -220,7 +240,10 @@ impl<'a> Reader<'a> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        match self.patience.wait(self.session.read_request_body()).await {
+        let waited = Waited { since: Instant::now(), sum: &mut self.waited };
+        let read = self.patience.wait(self.session.read_request_body()).await;
+        drop(waited);
+        match read {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
             }
@@ -270,9 +293,26 @@ impl RequestBody {
         self.outgoing(piece)
     }
 
+    /// Whether more of it may come in while nobody takes it.
+    pub fn has_room(&self) -> bool {
+        self.own.len() + self.later.len() + PIECE_MAX <= self.kept_max
+    }
+
+    /// Keeps a piece that has come while nobody takes any. False if the memory of all requests is used up.
+    #[must_use]
+    pub fn keep(&mut self, piece: &Bytes) -> bool {
+        self.later.extend_from_slice(piece);
+        self.share.take(piece.len(), self.memory_max)
+    }
+
     /// What is left of the time that the client has for the rest.
     pub fn patience(&mut self) -> &mut Patience {
         &mut self.patience
+    }
+
+    /// How long the client was waited for before the replica was known.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Goes on with a search that has looked at all that was read.
@@ -381,6 +421,7 @@ mod tests {
             memory_max: 1000,
             splice: None,
             late: None,
+            waited: Duration::ZERO,
             patience: Patience::new(&Limits::default()),
             share,
         }

@@ -9,7 +9,7 @@ use pingora::{Error, ErrorType};
 
 use crate::balancer::{Bill, Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
-use crate::dispatch::{Lease, Model};
+use crate::dispatch::{Admitted, Hold, Lease, Model};
 use crate::keys::{Caller, Slot};
 
 use super::attempt::Kept;
@@ -41,6 +41,12 @@ pub struct Context {
     pub stream: Option<Stream>,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
+    /// How long it was held until its conversation fit.
+    pub held: Duration,
+    /// How long connections to replicas were waited for.
+    pub connecting: Duration,
+    /// Whether the request has gone out, to whatever replica.
+    pub is_sent: bool,
     /// Replicas that failed this turn.
     pub tried: Vec<ReplicaId>,
     /// Whether the current replica was already given a second chance on a fresh connection.
@@ -164,6 +170,9 @@ impl Context {
             is_side_after_all: false,
             stream: None,
             lease: None,
+            held: Duration::ZERO,
+            connecting: Duration::ZERO,
+            is_sent: false,
             tried: Vec::new(),
             reconnected: false,
             breaks: 0,
@@ -177,6 +186,19 @@ impl Context {
             meter: None,
             bill: None,
             _open: Open(open.clone()),
+        }
+    }
+
+    /// Takes a slot for the request, or a place in the line until its conversation fits.
+    pub fn ask(&mut self) -> Result<Option<Hold>, Refusal> {
+        let Some(request) = &self.request else { return Err(Refusal::Internal) };
+        match request.model.dispatcher.admit(&request.turn(&self.tried)) {
+            Ok(Admitted::In(lease)) => {
+                self.lease = Some(lease);
+                Ok(None)
+            }
+            Ok(Admitted::Held(hold)) => Ok(Some(hold)),
+            Err(reason) => Err(Refusal::no_replica(reason, &request.model)),
         }
     }
 
@@ -212,6 +234,15 @@ impl Context {
         let status = refusal.answer(self.dialect).status;
         self.refusal = Some(refusal);
         Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
+    }
+
+    /// The request begins to go out. Returns what kvpin itself has taken until then, the first time.
+    pub fn sent(&mut self) -> Option<Duration> {
+        if std::mem::replace(&mut self.is_sent, true) {
+            return None;
+        }
+        let waited = self.held + self.connecting + self.body.as_ref().map_or(Duration::ZERO, RequestBody::waited);
+        Some(self.started.elapsed().saturating_sub(waited))
     }
 
     /// All of the answer has come, and only the writing of it is left. The caller's place is given back before that: who asks
@@ -258,7 +289,16 @@ impl Context {
     /// Books what the turn has cost, if an engine has worked for it.
     pub fn charge(&mut self, request_bytes: usize) {
         let (Some(meter), Some(lease)) = (self.meter.take(), &self.lease) else { return };
-        self.bill = lease.charge(&meter.cost(request_bytes));
+        let cost = meter.cost(request_bytes);
+        if cost.prompt.is_none() && cost.completion == 0 && self.is_side() {
+            // Tokens were counted or a prompt was rendered, which takes the engine's front end and computes nothing.
+            return;
+        }
+        self.bill = lease.charge(&cost);
+    }
+
+    fn is_side(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.kind == TurnKind::Side)
     }
 
     /// The conversation's key and the word for what named it, once the turn has a slot.

@@ -236,4 +236,3 @@ fn body_bytes(headers: &HeaderMap, read: usize) -> u64 {
     // A chunked body tells no length.
     announced_length(headers).unwrap_or(0).max(read) as u64
 }
-

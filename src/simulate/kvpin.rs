@@ -38,7 +38,11 @@ impl Kvpin {
             health: HealthPolicy::default(),
         };
         let specs = (0..scenario.fleet.replicas as u16).map(spec).collect();
-        Kvpin { balancer: Balancer::new(policy, specs, Duration::ZERO), tickets: BTreeMap::new(), held: BTreeMap::new() }
+        Kvpin {
+            balancer: Balancer::new(policy, specs, Duration::ZERO),
+            tickets: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
     }
 }
 

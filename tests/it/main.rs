@@ -1,6 +1,8 @@
 //! Facts about the built kvpin as a process, in front of replicas that remember what arrived. A module a subject; the name
 //! of a test is the fact that it proves.
 
+mod access_log;
+mod agreement;
 mod bad_input;
 mod bodies;
 mod chaos;
@@ -11,6 +13,7 @@ mod exactness;
 mod explain;
 mod failover;
 mod failure;
+mod gpus;
 mod h2;
 mod h2_ends;
 mod h2_limits;
@@ -31,6 +34,7 @@ mod shutdown;
 mod silence;
 mod spill;
 mod state;
+mod status;
 mod stickiness;
 mod streaming;
 mod support;

@@ -1,6 +1,8 @@
 use std::net::SocketAddr;
 
-use crate::balancer::{Admission, Balancer, Bounds, Cost, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold, Turn};
+use crate::balancer::{
+    Admission, Balancer, Bounds, Cost, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold, Turn,
+};
 use crate::conversation::ConversationKey;
 
 use super::*;
@@ -44,7 +46,8 @@ impl Rig {
         let mut ticket = self.balancer.arrive(&turn, Duration::ZERO).expect("a replica");
         self.balancer.served(&mut ticket, Duration::ZERO);
         self.balancer.note_first_byte(&ticket, Duration::from_secs(1));
-        let cost = Cost { request_bytes: 4_000, prompt: Some(1_000), cached: Some(cached), completion: 50, asks: false };
+        let cost =
+            Cost { request_bytes: 4_000, prompt: Some(1_000), cached: Some(cached), completion: 50, asks: false };
         self.balancer.charge(&ticket, &cost, Duration::ZERO);
         self.balancer.finish(ticket, Outcome::Completed, Duration::ZERO);
     }

@@ -3,6 +3,8 @@
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
 mod families;
+mod gpus;
+mod process;
 
 use prometheus::core::Collector;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -12,6 +14,7 @@ use crate::balancer::{Membership, ReplicaSnapshot};
 use super::View;
 
 use families::{KEY, MODEL, PROCESS, REPLICA};
+use process::{USAGE, Usage};
 
 /// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
 struct Family<T> {
@@ -42,6 +45,11 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
         let series = family.register(&registry, &[])?;
         family.fill(&series, view, &[]);
     }
+    let usage = Usage::read();
+    for family in USAGE {
+        let series = family.register(&registry, &[])?;
+        family.fill(&series, &usage, &[]);
+    }
     for family in KEY {
         let series = family.register(&registry, &["key"])?;
         for key in &view.keys {
@@ -64,6 +72,7 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
             }
         }
     }
+    gpus::render(view, &registry)?;
     let mut page = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut page)?;
     TextEncoder::new().encode(&counted.gather(), &mut page)?;

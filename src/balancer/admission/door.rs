@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::conversation::ConversationKey;
 
+use super::super::distribution::Distribution;
 use super::super::replica::ReplicaId;
 use super::gaps::Gaps;
 use super::learnt::Learnt;
@@ -37,6 +38,8 @@ pub struct Door {
     pub gaps: Gaps,
     pub learnt: Learnt,
     pub counters: DoorCounters,
+    /// How long those were held who were let in.
+    pub holds: Distribution,
     /// Places whose turns may enter, until the shell takes them.
     pub let_in: Vec<Place>,
 }
@@ -49,6 +52,7 @@ impl Door {
             gaps: Gaps::default(),
             learnt: Learnt::new(),
             counters: DoorCounters::default(),
+            holds: Distribution::new(),
             let_in: Vec::new(),
         }
     }

@@ -62,7 +62,10 @@ impl Line {
 
     /// How long the first has waited.
     pub fn longest(&self, now: Duration) -> Duration {
-        self.waiting.iter().find(|waiting| waiting.is_taken()).map_or(Duration::ZERO, |first| now.saturating_sub(first.since))
+        self.waiting
+            .iter()
+            .find(|waiting| waiting.is_taken())
+            .map_or(Duration::ZERO, |first| now.saturating_sub(first.since))
     }
 
     #[cfg(test)]
@@ -75,13 +78,7 @@ impl Line {
     }
 
     /// A turn of the conversation begins to wait: at the end, or where another turn of it is or was.
-    pub fn join(
-        &mut self,
-        conversation: ConversationKey,
-        home: Option<ReplicaId>,
-        need: u64,
-        now: Duration,
-    ) -> Place {
+    pub fn join(&mut self, conversation: ConversationKey, home: Option<ReplicaId>, need: u64, now: Duration) -> Place {
         self.turns += 1;
         if let Some(known) = self.places.get(&conversation).and_then(|place| self.index_of(*place)) {
             let known = &mut self.waiting[known];

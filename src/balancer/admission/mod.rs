@@ -22,9 +22,9 @@ mod policy;
 mod residents;
 mod rooms;
 
-pub use line::Place;
 pub(super) use door::Door;
 pub use door::DoorCounters;
+pub use line::Place;
 pub(super) use line::Waiting;
 pub use policy::{Admission, AdmissionMode, Stay, Tuning};
 

@@ -16,9 +16,10 @@ pub struct Admission {
 }
 
 /// Whether anybody is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdmissionMode {
     /// Nobody.
+    #[default]
     Off,
     /// Whoever would not fit. A conversation that was let in stays until it ends or falls silent.
     Auto,

@@ -133,13 +133,7 @@ impl Rooms {
     }
 
     /// A turn has ended on a replica; `conversation` is whose it was.
-    pub fn end(
-        &mut self,
-        conversation: Option<ConversationKey>,
-        replica: ReplicaId,
-        mut claim: Claim,
-        now: Duration,
-    ) {
+    pub fn end(&mut self, conversation: Option<ConversationKey>, replica: ReplicaId, mut claim: Claim, now: Duration) {
         self.warmed(replica, &mut claim);
         match claim {
             Claim::Nothing => {}
@@ -252,7 +246,11 @@ impl Rooms {
             assert_eq!(stands, resident.in_flight == 0, "a resident is silent exactly when it has no turn in flight");
         }
         for (room, found) in self.rooms.iter().zip(found) {
-            assert_eq!((room.residents, room.sum, room.silent.len()), found, "a room does not agree with its residents");
+            assert_eq!(
+                (room.residents, room.sum, room.silent.len()),
+                found,
+                "a room does not agree with its residents"
+            );
         }
     }
 }

@@ -77,14 +77,15 @@ fn signs() -> impl Strategy<Value = Signs> {
 
 fn cost() -> impl Strategy<Value = Cost> {
     let tokens = prop_oneof![4 => 0..100_000u64, 1 => Just(u64::from(u32::MAX) + 5)];
-    (0..10_000u64, prop::option::of(tokens), prop::option::of(0..100_000u64), 0..100_000u64)
-        .prop_map(|(request_bytes, prompt, cached, completion)| Cost {
+    (0..10_000u64, prop::option::of(tokens), prop::option::of(0..100_000u64), 0..100_000u64).prop_map(
+        |(request_bytes, prompt, cached, completion)| Cost {
             request_bytes,
             prompt,
             cached,
             completion,
             asks: completion % 2 == 0,
-        })
+        },
+    )
 }
 
 fn event() -> impl Strategy<Value = Event> {

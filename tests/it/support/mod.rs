@@ -16,8 +16,10 @@ pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
+pub mod scrape;
 pub mod secure;
 pub mod stage;
+pub mod standin;
 pub mod storyteller;
 pub mod strict;
 
