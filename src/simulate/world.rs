@@ -8,7 +8,7 @@ use super::host::{Due, Host};
 use super::queue::Queue;
 use super::scenario::{ArmName, Scenario};
 use crate::balancer::Cost;
-use crate::report::{Ending, Figures, Tally, TurnSeen};
+use crate::report::{Ending, Figures, Hits, Tally, TurnSeen};
 use crate::sim::engine::Engine;
 use crate::sim::request::{Outline, TokenEvent};
 
@@ -29,7 +29,9 @@ pub struct World<'a> {
     vacant: Vec<usize>,
     queue: Queue<Event>,
     tally: Tally,
+    /// As it was when the measured time began, and how long it was within it.
     busy: Duration,
+    hits: Hits,
     /// No more turns begin.
     is_over: bool,
 }
@@ -81,6 +83,7 @@ impl<'a> World<'a> {
             seed,
             sessions,
             busy: Duration::ZERO,
+            hits: Hits::default(),
             is_over: false,
         };
         let times = [(window.warmup(), Event::Measure), (window.end(), Event::End), (window.drained(), Event::Cut)];
@@ -107,7 +110,10 @@ impl<'a> World<'a> {
                     self.scrape(now);
                     progress(now);
                 }
-                Event::Measure => self.busy = self.total_busy(now),
+                Event::Measure => {
+                    self.busy = self.total_busy(now);
+                    self.hits = self.total_hits();
+                }
                 Event::End => {
                     self.busy = self.total_busy(now) - self.busy;
                     self.is_over = true;
@@ -283,7 +289,9 @@ impl<'a> World<'a> {
             self.tally.add(&TurnSeen { ended: now, ..turn.seen });
         }
         let measured = self.scenario.window.end() - self.scenario.window.warmup();
-        self.tally.figures(Some(self.busy.as_secs_f64() / measured.as_secs_f64()))
+        let busy = Some(self.busy.as_secs_f64() / measured.as_secs_f64());
+        let hits = self.scenario.vllm.counts_retries.then(|| self.total_hits().since(self.hits));
+        self.tally.figures(busy, hits)
     }
 
     fn expect(&mut self, host: usize, due: Option<Due>) {
@@ -294,6 +302,14 @@ impl<'a> World<'a> {
 
     fn total_busy(&self, now: Duration) -> Duration {
         self.hosts.iter().map(|host| host.busy(now)).sum()
+    }
+
+    /// What the engines count, those retries among it that older ones do.
+    fn total_hits(&self) -> Hits {
+        self.hosts.iter().map(|host| host.engine.counters()).fold(Hits::default(), |sum, counters| Hits {
+            queries: sum.queries + counters.prefix_queries + counters.retried_queries,
+            hits: sum.hits + counters.prefix_hits + counters.retried_hits,
+        })
     }
 
     fn one_way(&self) -> Duration {
