@@ -9,7 +9,7 @@ mod tally;
 pub use figures::{Column, Figures};
 pub use rounds::{Range, summarise};
 pub use table::table;
-pub use tally::{Ending, Hits, Tally, TurnSeen};
+pub use tally::{Ending, Tally, TurnSeen};
 
 use serde::{Deserialize, Serialize};
 

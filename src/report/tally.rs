@@ -39,20 +39,6 @@ pub enum Ending {
     Cut,
 }
 
-/// What engines count of their caches, in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits {
-    pub queries: u64,
-    pub hits: u64,
-}
-
-impl Hits {
-    /// What was counted since an earlier look.
-    pub fn since(self, earlier: Hits) -> Hits {
-        Hits { queries: self.queries.saturating_sub(earlier.queries), hits: self.hits.saturating_sub(earlier.hits) }
-    }
-}
-
 /// The turns of one rung, counted within a window of time: what ended before it warms up only.
 #[derive(Debug)]
 pub struct Tally {
@@ -134,9 +120,7 @@ impl Tally {
     }
 
     /// The figures. How many replicas were busy is not seen from turns alone: vLLM doesn't say where its own balancer sent one.
-    /// `hits` is what the engines have counted themselves; without it, the turns' own usage is taken.
-    pub fn figures(mut self, replicas_busy: Option<f64>, hits: Option<Hits>) -> Figures {
-        let hits = hits.unwrap_or(Hits { queries: self.prompt_tokens, hits: self.cached_tokens });
+    pub fn figures(mut self, replicas_busy: Option<f64>) -> Figures {
         self.ttfbs.sort_unstable();
         self.sessions.sort_unstable();
         let hours = self.until.saturating_sub(self.from).as_secs_f64() / 3600.0;
@@ -149,7 +133,7 @@ impl Tally {
             ttfb_p99_s: quantile(&self.ttfbs, 99),
             longest_wait_s: self.longest_wait.map(|wait| wait.as_secs_f64()),
             replicas_busy,
-            prefix_hit_percent: percent(hits.hits, hits.queries),
+            prefix_hit_percent: percent(self.cached_tokens, self.prompt_tokens),
             stayed_percent: percent(self.stayed, self.later),
             held_percent: percent(self.held, self.held_known),
             waiting_at_end: Some(self.waiting as f64),
@@ -247,7 +231,7 @@ mod tests {
         tally.add(&turn(3, 68, 2, 2));
         tally.add_session(S(1), S(9));
         tally.add_session(S(1), S(61));
-        let figures = tally.figures(Some(1.5), None);
+        let figures = tally.figures(Some(1.5));
         assert_eq!((figures.sessions_per_hour, figures.output_tokens_per_min), (Some(60.0), Some(20.0)));
         assert_eq!((figures.ttfb_p50_s, figures.ttfb_p95_s, figures.longest_wait_s), (Some(2.0), Some(6.0), Some(6.0)));
         assert_eq!((figures.stayed_percent, figures.held_percent), (Some(66.667), Some(33.333)));
@@ -263,7 +247,7 @@ mod tests {
         tally.add(&TurnSeen { session: 1, first_byte: None, ending: Ending::Failed, ..turn(0, 10, 4, 0) });
         // Cut with its answer under way: it waits for nothing.
         tally.add(&TurnSeen { session: 2, ending: Ending::Cut, ended: S(60), ..turn(0, 10, 3, 0) });
-        let figures = tally.figures(None, None);
+        let figures = tally.figures(None);
         assert_eq!((figures.waiting_at_end, figures.errors), (Some(1.0), Some(1.0)));
         assert_eq!((figures.longest_wait_s, figures.ttfb_p50_s), (Some(50.0), Some(3.0)));
         assert_eq!((figures.output_tokens_per_min, figures.replicas_busy), (Some(0.0), None));
@@ -271,7 +255,7 @@ mod tests {
 
     #[test]
     fn nothing_seen_is_no_figure() {
-        let figures = Tally::new(S(0), S(60)).figures(None, None);
+        let figures = Tally::new(S(0), S(60)).figures(None);
         assert_eq!((figures.ttfb_p50_s, figures.stayed_percent, figures.session_p95_s), (None, None, None));
         assert_eq!(figures.sessions_per_hour, Some(0.0));
     }

@@ -15,8 +15,6 @@ pub(super) struct Batch {
     context: usize,
     /// Whether the same requests would be in the next step. They would not where one was preempted: nobody was started then.
     pub is_settled: bool,
-    /// The request that would have been next but didn't fit: tokens of its prompt, and those of them that are cached.
-    pub refused: Option<(u64, u64)>,
     pub steps: usize,
     begun: Duration,
     cost: StepCost,
@@ -51,17 +49,7 @@ impl Batch {
     pub fn new(budget: usize) -> Self {
         let cost = StepCost::default();
         let begun = Duration::ZERO;
-        Self {
-            budget,
-            decodes: 0,
-            prefill_tokens: 0,
-            context: 0,
-            is_settled: true,
-            refused: None,
-            steps: 1,
-            begun,
-            cost,
-        }
+        Self { budget, decodes: 0, prefill_tokens: 0, context: 0, is_settled: true, steps: 1, begun, cost }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -218,22 +218,19 @@ impl Engine {
 
     /// Starts waiting requests in order until one doesn't fit: nobody overtakes the head of the queue.
     fn schedule_waiting(&mut self, batch: &mut Batch) {
-        while batch.budget > 0 && self.running.len() < self.config.max_num_seqs && self.admit(batch) {
+        while batch.budget > 0 && self.running.len() < self.config.max_num_seqs && self.admit() {
             self.compute(self.running.len() - 1, batch);
         }
     }
 
     /// Lets the first of the waiting requests run and hold its hit, provided that the rest of its prompt fits too.
-    fn admit(&mut self, batch: &mut Batch) -> bool {
+    fn admit(&mut self) -> bool {
         let Some(mut sequence) = self.waiting.pop_front() else {
             return false;
         };
         let hit = self.cache.lookup(sequence.matchable());
         let lacking = sequence.blocks_lacking(sequence.len()) - hit.blocks;
         if lacking + hit.idle > self.cache.free_blocks() {
-            // vLLM counts what was preempted apart.
-            let hit_tokens = (hit.blocks * self.config.block_size as usize) as u64;
-            batch.refused = sequence.cached.is_none().then(|| (sequence.prompt_tokens() as u64, hit_tokens));
             self.waiting.push_front(sequence);
             return false;
         }
@@ -285,10 +282,6 @@ impl Engine {
     fn end(&mut self, batch: &Batch, events: &mut Vec<TokenEvent>) {
         for index in 0..self.running.len() {
             events.extend(self.advance(index, batch.steps));
-        }
-        if let Some((tokens, hits)) = batch.refused {
-            self.counters.retried_queries += tokens * batch.steps as u64;
-            self.counters.retried_hits += hits * batch.steps as u64;
         }
         for _ in 0..batch.steps {
             self.counters.count_iteration(batch.tokens());

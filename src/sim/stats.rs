@@ -18,11 +18,6 @@ pub struct Counters {
     pub prefix_queries: u64,
     /// Of those, the ones found.
     pub prefix_hits: u64,
-    /// The same of requests that were looked up and didn't fit, once for every step. Until pull request 48860 (July 2026) vLLM
-    /// counted those in.
-    pub retried_queries: u64,
-    /// Of those, the ones found.
-    pub retried_hits: u64,
     /// Prompt tokens of requests whose prefill has ended.
     pub prompt_tokens: u64,
     /// Of those, the ones that came from the cache.

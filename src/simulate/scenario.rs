@@ -155,9 +155,6 @@ pub struct VllmSettings {
     /// How many of a hundred connections the first of them takes beyond its even share. They all wait at one socket, and the
     /// kernel tends to wake the same one.
     pub first_server_percent: u32,
-    /// Whether the hits that are reported are the engines' own count of a version that counts a request once more with every
-    /// step in which it didn't fit (until pull request 48860, July 2026).
-    pub counts_retries: bool,
 }
 
 /// The three rules that vLLM has had (`v1/engine/core_client.py`, `v1/engine/coordinator.py`).
@@ -174,7 +171,7 @@ pub enum VllmRule {
 
 impl Default for VllmSettings {
     fn default() -> Self {
-        VllmSettings { rule: VllmRule::Score, api_servers: 1, first_server_percent: 0, counts_retries: false }
+        VllmSettings { rule: VllmRule::Score, api_servers: 1, first_server_percent: 0 }
     }
 }
 

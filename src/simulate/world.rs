@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::agent::{Agent, Role};
 use super::arm::{self, Arm, Ask};
+use super::detail::Detail;
 use super::host::{Due, Host};
 use super::queue::Queue;
 use super::scenario::{ArmName, Scenario};
 use crate::balancer::Cost;
-use crate::report::{Ending, Figures, Hits, Tally, TurnSeen};
+use crate::report::{Ending, Figures, Tally, TurnSeen};
 use crate::sim::engine::Engine;
 use crate::sim::request::{Outline, TokenEvent};
 
@@ -29,9 +30,9 @@ pub struct World<'a> {
     vacant: Vec<usize>,
     queue: Queue<Event>,
     tally: Tally,
+    detail: Detail,
     /// As it was when the measured time began, and how long it was within it.
     busy: Duration,
-    hits: Hits,
     /// No more turns begin.
     is_over: bool,
 }
@@ -79,11 +80,11 @@ impl<'a> World<'a> {
             vacant: Vec::new(),
             queue: Queue::new(),
             tally: Tally::new(window.warmup(), window.end()).counting_until(window.drained()),
+            detail: Detail::new(scenario.fleet.replicas),
             scenario,
             seed,
             sessions,
             busy: Duration::ZERO,
-            hits: Hits::default(),
             is_over: false,
         };
         let times = [(window.warmup(), Event::Measure), (window.end(), Event::End), (window.drained(), Event::Cut)];
@@ -100,7 +101,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs to the end. `progress` is told the time now and then.
-    pub fn run(mut self, progress: &dyn Fn(Duration)) -> Figures {
+    pub fn run(mut self, progress: &dyn Fn(Duration)) -> (Figures, Detail) {
         while let Some((now, event)) = self.queue.pop() {
             match event {
                 Event::Wish(seat) => self.wish(seat, now),
@@ -112,7 +113,6 @@ impl<'a> World<'a> {
                 }
                 Event::Measure => {
                     self.busy = self.total_busy(now);
-                    self.hits = self.total_hits();
                 }
                 Event::End => {
                     self.busy = self.total_busy(now) - self.busy;
@@ -122,7 +122,7 @@ impl<'a> World<'a> {
             }
         }
         // The queue never runs dry before that: it was there from the start.
-        Figures::default()
+        (Figures::default(), Detail::default())
     }
 
     fn wish(&mut self, seat: usize, now: Duration) {
@@ -208,6 +208,7 @@ impl<'a> World<'a> {
         turn.seen.ended = now + one_way;
         turn.seen.ending = Ending::Complete;
         self.tally.add(&turn.seen);
+        self.detail.add(&turn.seen);
         self.go_on(seat, turn.seen.ended);
     }
 
@@ -278,20 +279,23 @@ impl<'a> World<'a> {
 
     fn scrape(&mut self, now: Duration) {
         for (replica, host) in self.hosts.iter().enumerate() {
-            self.arm.scraped(replica, host.scrape(now));
+            let scrape = host.scrape(now);
+            if !self.is_over {
+                self.detail.look(replica, scrape.running, scrape.waiting);
+            }
+            self.arm.scraped(replica, scrape);
         }
         self.queue.push(now + SCRAPES_APART, Event::Scrape);
     }
 
     /// The figures, with what is still under way in them.
-    fn cut(mut self, now: Duration) -> Figures {
+    fn cut(mut self, now: Duration) -> (Figures, Detail) {
         for turn in self.seats.iter_mut().filter_map(|seat| seat.turn.take()) {
             self.tally.add(&TurnSeen { ended: now, ..turn.seen });
         }
         let measured = self.scenario.window.end() - self.scenario.window.warmup();
         let busy = Some(self.busy.as_secs_f64() / measured.as_secs_f64());
-        let hits = self.scenario.vllm.counts_retries.then(|| self.total_hits().since(self.hits));
-        self.tally.figures(busy, hits)
+        (self.tally.figures(busy), self.detail)
     }
 
     fn expect(&mut self, host: usize, due: Option<Due>) {
@@ -302,14 +306,6 @@ impl<'a> World<'a> {
 
     fn total_busy(&self, now: Duration) -> Duration {
         self.hosts.iter().map(|host| host.busy(now)).sum()
-    }
-
-    /// What the engines count, those retries among it that older ones do.
-    fn total_hits(&self) -> Hits {
-        self.hosts.iter().map(|host| host.engine.counters()).fold(Hits::default(), |sum, counters| Hits {
-            queries: sum.queries + counters.prefix_queries + counters.retried_queries,
-            hits: sum.hits + counters.prefix_hits + counters.retried_hits,
-        })
     }
 
     fn one_way(&self) -> Duration {
