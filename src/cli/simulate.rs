@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::report::{Report, Rung, table};
-use crate::simulate::{self, Cell, Scenario, Setting};
+use crate::simulate::{self, Cell, Detail, Scenario, Setting};
 
 /// What to simulate.
 #[derive(Debug, Args)]
@@ -27,6 +27,9 @@ pub struct SimulateArgs {
     /// Put a value over what the scenario says, as in fleet.replicas=8 or sessions=[4,8].
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
+    /// Show of each run how the replicas shared the work, and how deep in their sessions the turns were.
+    #[arg(long, conflicts_with = "json")]
+    detail: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -35,22 +38,27 @@ pub struct SimulateArgs {
 /// Runs every cell of the scenario and prints the report.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let scenario = Scenario::load(&args.scenario, &args.settings)?;
-    let report = simulate_all(&scenario, args)?;
-    let text = match args.json {
+    let results = simulate_all(&scenario, args)?;
+    let rungs: Vec<Rung> = results.iter().map(|(rung, _)| rung.clone()).collect();
+    let report = Report::of_rounds(&rungs);
+    let mut text = match args.json {
         true => serde_json::to_string(&report)? + "\n",
         false => format!("{}\n\n{}", scenario.about.trim_end(), table(&report)),
     };
+    for (Rung { sessions, arm, .. }, detail) in results.iter().filter(|_| args.detail) {
+        text += &format!("\n{sessions} sessions, {arm}:\n\n{}", detail.table());
+    }
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
 
 /// Cells know nothing of each other, so that they may run in any order, on as many cores as there are.
-fn simulate_all(scenario: &Scenario, args: &SimulateArgs) -> anyhow::Result<Report> {
+fn simulate_all(scenario: &Scenario, args: &SimulateArgs) -> anyhow::Result<Vec<(Rung, Detail)>> {
     let seeds = args.seed..args.seed.saturating_add(args.rounds);
     let jobs: Vec<(u64, Cell)> =
         seeds.flat_map(|seed| simulate::cells(scenario).into_iter().map(move |cell| (seed, cell))).collect();
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<anyhow::Result<Rung>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let results: Mutex<Vec<Option<anyhow::Result<(Rung, Detail)>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
     let line = Progress { shown: std::io::stderr().is_terminal() && !args.json, all: jobs.len() };
     let work = || {
         while let Some((index, (seed, cell))) = claim(&next, &jobs) {
@@ -68,8 +76,7 @@ fn simulate_all(scenario: &Scenario, args: &SimulateArgs) -> anyhow::Result<Repo
     });
     line.clear();
     let results = results.into_inner().map_err(|_| anyhow::anyhow!("a simulation failed"))?;
-    let rungs: Vec<Rung> = results.into_iter().flatten().collect::<Result<_, _>>()?;
-    Ok(Report::of_rounds(&rungs))
+    results.into_iter().flatten().collect()
 }
 
 fn claim<'a, T>(next: &AtomicUsize, jobs: &'a [T]) -> Option<(usize, &'a T)> {

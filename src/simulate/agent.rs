@@ -29,6 +29,8 @@ pub enum Role {
 pub struct Agent {
     /// Names it within the run.
     pub number: u64,
+    /// The same as a number without an order; other seeds have others.
+    id: u64,
     pub role: Role,
     pub begun: Duration,
     rng: ChaCha8Rng,
@@ -57,7 +59,7 @@ impl Agent {
     fn new(
         number: u64,
         role: Role,
-        rng: ChaCha8Rng,
+        mut rng: ChaCha8Rng,
         system: (u64, u32),
         first: u32,
         turns: u32,
@@ -65,6 +67,7 @@ impl Agent {
     ) -> Self {
         Agent {
             number,
+            id: rng.random(),
             role,
             begun,
             rng,
@@ -103,7 +106,7 @@ impl Agent {
 
     /// The key that a client's session id would have become.
     pub fn key(&self) -> ConversationKey {
-        ConversationKey(BlockHash::named(self.number, u64::MAX).value())
+        ConversationKey(self.id)
     }
 
     pub fn turn(&self) -> u32 {
@@ -146,9 +149,8 @@ impl Agent {
 
     fn extend_chain(&mut self, blocks: u32, block_size: u32) {
         let (system, system_tokens) = self.system;
-        let own = BlockHash::named(self.number, 0).value();
         for index in self.chain.len() as u32..blocks {
-            let text = if (index + 1) * block_size <= system_tokens { system } else { own };
+            let text = if (index + 1) * block_size <= system_tokens { system } else { self.id };
             self.chain.push(BlockHash::named(text, u64::from(index)));
         }
     }

@@ -14,6 +14,7 @@
 
 mod agent;
 mod arm;
+mod detail;
 mod hashed;
 mod host;
 mod kvpin;
@@ -26,6 +27,7 @@ mod world;
 
 use std::time::Duration;
 
+pub use detail::Detail;
 pub use scenario::{ArmName, Scenario};
 pub use settings::Setting;
 
@@ -47,8 +49,8 @@ pub fn cells(scenario: &Scenario) -> Vec<Cell> {
 }
 
 /// Runs a cell. `progress` is told the virtual time now and then.
-pub fn run(scenario: &Scenario, cell: Cell, seed: u64, progress: &dyn Fn(Duration)) -> anyhow::Result<Rung> {
+pub fn run(scenario: &Scenario, cell: Cell, seed: u64, progress: &dyn Fn(Duration)) -> anyhow::Result<(Rung, Detail)> {
     let Cell { sessions, arm } = cell;
-    let figures = World::new(scenario, arm, sessions, seed)?.run(progress);
-    Ok(Rung { sessions, arm: arm.as_str().to_owned(), figures })
+    let (figures, detail) = World::new(scenario, arm, sessions, seed)?.run(progress);
+    Ok((Rung { sessions, arm: arm.as_str().to_owned(), figures }, detail))
 }

@@ -175,6 +175,9 @@ pub struct VllmSettings {
     pub rule: VllmRule,
     /// API servers, each with a view of its own. vLLM starts one for each rank.
     pub api_servers: usize,
+    /// How many of a hundred connections the first of them takes beyond its even share. They all wait at one socket, and the
+    /// kernel tends to wake the same one.
+    pub first_server_percent: u32,
 }
 
 /// The three rules that vLLM has had (`v1/engine/core_client.py`, `v1/engine/coordinator.py`).
@@ -191,7 +194,7 @@ pub enum VllmRule {
 
 impl Default for VllmSettings {
     fn default() -> Self {
-        VllmSettings { rule: VllmRule::Score, api_servers: 1 }
+        VllmSettings { rule: VllmRule::Score, api_servers: 1, first_server_percent: 0 }
     }
 }
 
@@ -282,6 +285,7 @@ impl Scenario {
         );
         ensure!((1..=REPLICAS_MAX).contains(&self.fleet.replicas), "fleet.replicas: from 1 to {REPLICAS_MAX}");
         ensure!(self.vllm.api_servers > 0, "vllm.api_servers: at least 1");
+        ensure!(self.vllm.first_server_percent <= 100, "vllm.first_server_percent: from 0 to 100");
         let Window { warmup_s, measure_s, drain_s } = self.window;
         for (key, seconds) in [("warmup_s", warmup_s), ("measure_s", measure_s), ("drain_s", drain_s)] {
             ensure!((0.0..=WINDOW_MAX_S).contains(&seconds), "window.{key}: from 0 to {WINDOW_MAX_S}");

@@ -30,6 +30,7 @@ pub struct VllmBalancer {
     due: Option<Duration>,
     /// Which API server has an agent's connection, and where its turn is: by agent.
     turns: Vec<Option<(usize, usize)>>,
+    first_server_percent: u32,
     connections: ChaCha8Rng,
 }
 
@@ -64,6 +65,7 @@ impl VllmBalancer {
             last_sent: Duration::ZERO,
             due: None,
             turns: Vec::new(),
+            first_server_percent: settings.first_server_percent,
             connections: ChaCha8Rng::seed_from_u64(seed),
         }
     }
@@ -87,6 +89,13 @@ impl VllmBalancer {
         self.due = None;
     }
 
+    /// Whichever of the servers that share the socket takes the connection.
+    fn accept(&mut self) -> usize {
+        let percent = self.connections.random_range(0..100);
+        let any = self.connections.random_range(0..self.servers.len());
+        if percent < self.first_server_percent { 0 } else { any }
+    }
+
     fn choose(&mut self, server: usize) -> usize {
         let servers = self.servers.len() as u32;
         let Server { view, in_flight, start } = &mut self.servers[server];
@@ -104,9 +113,10 @@ impl VllmBalancer {
         };
         let chosen = order.min_by(|one, other| score(one).total_cmp(&score(other))).unwrap_or(0);
         in_flight[chosen] += 1;
+        view[chosen].waiting += servers;
         match self.rule {
-            VllmRule::Counts | VllmRule::CountsUntold => view[chosen].waiting += servers,
-            VllmRule::Score => *start = (chosen + 1) % engines,
+            VllmRule::Counts | VllmRule::CountsUntold => {}
+            VllmRule::Score => *start = (*start + 1) % engines,
         }
         chosen
     }
@@ -115,8 +125,7 @@ impl VllmBalancer {
 impl Arm for VllmBalancer {
     fn arrive(&mut self, ask: Ask, now: Duration) -> Result<Option<usize>, Refusal> {
         self.catch_up(now);
-        // Whichever of the servers that share the socket takes the connection.
-        let server = self.connections.random_range(0..self.servers.len());
+        let server = self.accept();
         let engine = self.choose(server);
         if self.turns.len() <= ask.agent {
             self.turns.resize(ask.agent + 1, None);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::agent::{Agent, Role};
 use super::arm::{self, Arm, Ask};
+use super::detail::Detail;
 use super::host::{Due, Host};
 use super::queue::Queue;
 use super::scenario::{ArmName, Scenario};
@@ -31,6 +32,8 @@ pub struct World<'a> {
     vacant: Vec<usize>,
     queue: Queue<Event>,
     tally: Tally,
+    detail: Detail,
+    /// As it was when the measured time began, and how long it was within it.
     busy: Duration,
     /// No more turns begin.
     is_over: bool,
@@ -81,6 +84,7 @@ impl<'a> World<'a> {
             vacant: Vec::new(),
             queue: Queue::new(),
             tally: Tally::new(window.warmup(), window.end()).counting_until(window.drained()),
+            detail: Detail::new(scenario.fleet.replicas),
             scenario,
             seed,
             sessions,
@@ -103,7 +107,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs to the end. `progress` is told the time now and then.
-    pub fn run(mut self, progress: &dyn Fn(Duration)) -> Figures {
+    pub fn run(mut self, progress: &dyn Fn(Duration)) -> (Figures, Detail) {
         while let Some((now, event)) = self.queue.pop() {
             match event {
                 Event::Wish(seat) => self.wish(seat, now),
@@ -117,7 +121,9 @@ impl<'a> World<'a> {
                     self.arm.tick(now);
                     self.queue.push(now + TICKS_APART, Event::Tick);
                 }
-                Event::Measure => self.busy = self.total_busy(now),
+                Event::Measure => {
+                    self.busy = self.total_busy(now);
+                }
                 Event::End => {
                     self.busy = self.total_busy(now) - self.busy;
                     self.is_over = true;
@@ -127,7 +133,7 @@ impl<'a> World<'a> {
             self.let_in(now);
         }
         // The queue never runs dry before that: it was there from the start.
-        Figures::default()
+        (Figures::default(), Detail::default())
     }
 
     fn wish(&mut self, seat: usize, now: Duration) {
@@ -235,6 +241,7 @@ impl<'a> World<'a> {
         turn.seen.ended = now + one_way;
         turn.seen.ending = Ending::Complete;
         self.tally.add(&turn.seen);
+        self.detail.add(&turn.seen);
         self.go_on(seat, turn.seen.ended);
     }
 
@@ -305,18 +312,23 @@ impl<'a> World<'a> {
 
     fn scrape(&mut self, now: Duration) {
         for (replica, host) in self.hosts.iter().enumerate() {
-            self.arm.scraped(replica, host.scrape(now));
+            let scrape = host.scrape(now);
+            if !self.is_over {
+                self.detail.look(replica, scrape.running, scrape.waiting);
+            }
+            self.arm.scraped(replica, scrape);
         }
         self.queue.push(now + SCRAPES_APART, Event::Scrape);
     }
 
     /// The figures, with what is still under way in them.
-    fn cut(mut self, now: Duration) -> Figures {
+    fn cut(mut self, now: Duration) -> (Figures, Detail) {
         for turn in self.seats.iter_mut().filter_map(|seat| seat.turn.take()) {
             self.tally.add(&TurnSeen { ended: now, ..turn.seen });
         }
         let measured = self.scenario.window.end() - self.scenario.window.warmup();
-        self.tally.figures(Some(self.busy.as_secs_f64() / measured.as_secs_f64()))
+        let busy = Some(self.busy.as_secs_f64() / measured.as_secs_f64());
+        (self.tally.figures(busy), self.detail)
     }
 
     fn expect(&mut self, host: usize, due: Option<Due>) {
