@@ -10,6 +10,7 @@ pub mod books;
 pub mod check;
 pub mod conversations;
 pub mod drain;
+pub mod gpus;
 pub mod history;
 pub mod lately;
 pub mod live;
@@ -22,7 +23,7 @@ mod tests;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use http::{Method, StatusCode, header};
@@ -38,6 +39,7 @@ use serde_json::json;
 
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
+use crate::gpu::{Board, Gpus};
 use crate::keys::{KeyRing, KeySnapshot};
 
 pub use lately::Lately;
@@ -64,6 +66,7 @@ pub struct Proxied {
     pub explain: Box<Explain>,
     pub lately: Arc<Lately>,
     pub upgrade: Box<Upgrade>,
+    pub gpus: Arc<Board>,
 }
 
 /// The admin listener's application.
@@ -88,6 +91,7 @@ pub struct View {
     pub models: Vec<(Arc<Model>, Snapshot)>,
     /// In the order of the keys file; empty where there is none.
     pub keys: Vec<KeySnapshot>,
+    pub gpus: Gpus,
 }
 
 const EXPLAIN: &str = "/api/v1/explain";
@@ -332,6 +336,7 @@ impl Admin {
             last_failed_upgrade: lately.upgrade.lock().clone(),
             models: models.collect(),
             keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
+            gpus: self.proxied.gpus.look(Instant::now()),
         }
     }
 }
