@@ -2,11 +2,13 @@
 
 use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZero;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use clap::Args;
 
 use crate::report::{Report, Rung, table};
@@ -35,9 +37,12 @@ pub struct SimulateArgs {
     json: bool,
 }
 
+/// What came of one cell.
+type Outcome = anyhow::Result<(Rung, Detail)>;
+
 /// Runs every cell of the scenario and prints the report.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    let scenario = Scenario::load(&args.scenario, &args.settings)?;
+    let scenario = load(&args.scenario, &args.settings)?;
     let results = simulate_all(&scenario, args)?;
     let rungs: Vec<Rung> = results.iter().map(|(rung, _)| rung.clone()).collect();
     let report = Report::of_rounds(&rungs);
@@ -52,13 +57,28 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The scenario of that name, or in the file of that path, with settings put over it.
+fn load(name: &str, settings: &[Setting]) -> anyhow::Result<Scenario> {
+    let text = match Scenario::built_in(name) {
+        Some(text) => text.to_owned(),
+        None if Path::new(name).is_file() => {
+            std::fs::read_to_string(name).with_context(|| format!("can't read {name}"))?
+        }
+        None => {
+            let known = Scenario::names().collect::<Vec<_>>().join(", ");
+            bail!("there is no scenario {name:?} and no file of that name; scenarios are {known}")
+        }
+    };
+    Scenario::parse(&text, settings).with_context(|| format!("can't use the scenario {name}"))
+}
+
 /// Cells know nothing of each other, so that they may run in any order, on as many cores as there are.
 fn simulate_all(scenario: &Scenario, args: &SimulateArgs) -> anyhow::Result<Vec<(Rung, Detail)>> {
     let seeds = args.seed..args.seed.saturating_add(args.rounds);
     let jobs: Vec<(u64, Cell)> =
         seeds.flat_map(|seed| simulate::cells(scenario).into_iter().map(move |cell| (seed, cell))).collect();
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<anyhow::Result<(Rung, Detail)>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let results: Mutex<Vec<Option<Outcome>>> = Mutex::new(jobs.iter().map(|_| None).collect());
     let line = Progress { shown: std::io::stderr().is_terminal() && !args.json, all: jobs.len() };
     let work = || {
         while let Some((index, (seed, cell))) = claim(&next, &jobs) {

@@ -358,6 +358,8 @@ fn provide(cache: &mut BlockCache, sequence: &mut Sequence, computed: usize) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::super::cache::BlockHash;
@@ -544,7 +546,12 @@ mod tests {
         let whole = |tokens: u32| u64::from(tokens / small().block_size);
         let shared = (0..whole(prompt)).map(|index| BlockHash::named(conversation, index));
         let own = (whole(prompt)..whole(prompt + generate)).map(|index| BlockHash::named(1000 + number, index));
-        Outline { prompt_tokens: prompt as usize, generate, chain: shared.chain(own).collect(), ..Outline::default() }
+        Outline {
+            prompt_tokens: prompt as usize,
+            generate,
+            chain: Arc::new(shared.chain(own).collect()),
+            ..Outline::default()
+        }
     }
 
     /// Submits each arrival so many milliseconds after the one before; returns when each request had its first and its last

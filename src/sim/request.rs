@@ -1,5 +1,7 @@
 //! What goes into an engine and what comes out of it.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use super::cache::BlockHash;
@@ -26,8 +28,8 @@ pub struct Outline {
     pub prompt_tokens: usize,
     /// How many tokens are generated; at least one.
     pub generate: u32,
-    /// The hashes of all whole blocks of prompt and reply together.
-    pub chain: Vec<BlockHash>,
+    /// The hashes of all whole blocks of prompt and reply together. Shared, so that a long history is not copied every turn.
+    pub chain: Arc<Vec<BlockHash>>,
     /// Why generation ends there.
     pub finish: FinishReason,
 }

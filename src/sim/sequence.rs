@@ -1,5 +1,7 @@
 //! One request inside the engine: how long it is, how much of it is computed, and the blocks it holds.
 
+use std::sync::Arc;
+
 use super::cache::{BlockHash, Holding};
 use super::request::{FinishReason, Outline, Request, RequestId};
 use super::tokens;
@@ -16,7 +18,7 @@ pub(super) struct Sequence {
     len: usize,
     block_size: usize,
     /// Every whole block of prompt and reply, those still to be generated too.
-    chain: Vec<BlockHash>,
+    chain: Arc<Vec<BlockHash>>,
     pub(super) holding: Holding,
     /// Leading tokens whose KV is there.
     pub(super) computed: usize,
@@ -40,7 +42,7 @@ impl Sequence {
         reply.extend((reply.len() as u32..generate).map(|index| tokens::output_token(output_seed, index)));
         text.extend_from_slice(&reply);
         extend(&mut chain, root, &text, block_size);
-        let outline = Outline { prompt_tokens, generate, chain, finish };
+        let outline = Outline { prompt_tokens, generate, chain: Arc::new(chain), finish };
         Self { reply, ..Self::outlined(id, outline, block_size) }
     }
 

@@ -1,5 +1,6 @@
 //! One agent's conversation: how long it is, what it asks next, and which blocks its text makes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
@@ -36,7 +37,7 @@ pub struct Agent {
     rng: ChaCha8Rng,
     /// The shared text that it begins with, and its length.
     system: (u64, u32),
-    chain: Vec<BlockHash>,
+    chain: Arc<Vec<BlockHash>>,
     /// Tokens of its history: what the next prompt begins with.
     history: u32,
     reply: u32,
@@ -72,7 +73,7 @@ impl Agent {
             begun,
             rng,
             system,
-            chain: Vec::new(),
+            chain: Arc::default(),
             history: system.1,
             reply: 0,
             next: first,
@@ -129,7 +130,7 @@ impl Agent {
         Some(Outline {
             prompt_tokens: self.prompt_tokens() as usize,
             generate: self.reply,
-            chain: self.chain.clone(),
+            chain: Arc::clone(&self.chain),
             finish: FinishReason::Stop,
         })
     }
@@ -149,9 +150,11 @@ impl Agent {
 
     fn extend_chain(&mut self, blocks: u32, block_size: u32) {
         let (system, system_tokens) = self.system;
-        for index in self.chain.len() as u32..blocks {
+        // Nobody else has it any more: the turn before is over.
+        let chain = Arc::make_mut(&mut self.chain);
+        for index in chain.len() as u32..blocks {
             let text = if (index + 1) * block_size <= system_tokens { system } else { self.id };
-            self.chain.push(BlockHash::named(text, u64::from(index)));
+            chain.push(BlockHash::named(text, u64::from(index)));
         }
     }
 }

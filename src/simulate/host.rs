@@ -26,6 +26,15 @@ pub struct Due {
     pub announced: u32,
 }
 
+/// What came of steps that have ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Each token with the agent whose it is.
+    pub tokens: Vec<(usize, TokenEvent)>,
+    /// When the next steps end, if that is news.
+    pub due: Option<Due>,
+}
+
 impl Host {
     pub fn new(engine: Engine) -> Self {
         Host { engine, agents: BTreeMap::new(), due: None, announced: 0, busy_since: None, busy: Duration::ZERO }
@@ -40,19 +49,19 @@ impl Host {
         Ok(self.announce(due))
     }
 
-    /// Ends the steps that are due, unless the announcement is void. Returns whose tokens came and begins the next steps.
-    pub fn end_steps(&mut self, announced: u32, now: Duration) -> Option<(Vec<(usize, TokenEvent)>, Option<Due>)> {
+    /// Ends the steps that are due, unless the announcement is void, and begins the next ones.
+    pub fn end_steps(&mut self, announced: u32, now: Duration) -> Option<Ended> {
         if announced != self.announced || self.due != Some(now) {
             return None;
         }
         let events = self.engine.end_step();
-        let mut seen = Vec::with_capacity(events.len());
+        let mut tokens = Vec::with_capacity(events.len());
         for event in events {
             let agent = match event.finished {
                 Some(_) => self.agents.remove(&event.request),
                 None => self.agents.get(&event.request).copied(),
             };
-            seen.extend(agent.map(|agent| (agent, event)));
+            tokens.extend(agent.map(|agent| (agent, event)));
         }
         if self.agents.is_empty()
             && let Some(since) = self.busy_since.take()
@@ -60,7 +69,7 @@ impl Host {
             self.busy += now - since;
         }
         let due = self.engine.begin_steps(now);
-        Some((seen, self.announce(due)))
+        Some(Ended { tokens, due: self.announce(due) })
     }
 
     /// How long it has had requests, until `now`.

@@ -22,6 +22,8 @@ mod queue;
 mod scenario;
 mod settings;
 mod spread;
+#[cfg(test)]
+mod tests;
 mod vllm;
 mod world;
 

@@ -1,9 +1,8 @@
 //! A scenario: who asks, what serves, and which balancers are compared. YAML, in which no unknown key is let pass.
 
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use super::settings::{self, Setting};
@@ -252,21 +251,18 @@ impl ArmName {
 }
 
 impl Scenario {
-    /// The scenario of that name, or in the file of that path, with settings put over it.
-    pub fn load(name: &str, settings: &[Setting]) -> anyhow::Result<Scenario> {
-        let text = match BUILT_IN.iter().find(|(known, _)| *known == name) {
-            Some((_, text)) => (*text).to_owned(),
-            None => read(name)?,
-        };
-        Scenario::parse(&text, settings).with_context(|| format!("can't use the scenario {name}"))
+    /// The text of a scenario that is part of the program.
+    pub fn built_in(name: &str) -> Option<&'static str> {
+        BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
     }
 
-    /// The names that `load` knows.
+    /// The names of those.
     pub fn names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    fn parse(text: &str, settings: &[Setting]) -> anyhow::Result<Scenario> {
+    /// Reads a scenario, with settings put over it.
+    pub fn parse(text: &str, settings: &[Setting]) -> anyhow::Result<Scenario> {
         let mut tree: serde_yaml::Value = serde_yaml::from_str(text)?;
         for setting in settings {
             settings::put(&mut tree, setting)?;
@@ -340,14 +336,6 @@ impl Window {
     /// When everything is over.
     pub fn drained(&self) -> Duration {
         self.end() + Duration::from_secs_f64(self.drain_s)
-    }
-}
-
-fn read(name: &str) -> anyhow::Result<String> {
-    let known = Scenario::names().collect::<Vec<_>>().join(", ");
-    match Path::new(name).is_file() {
-        true => std::fs::read_to_string(name).with_context(|| format!("can't read {name}")),
-        false => bail!("there is no scenario {name:?} and no file of that name; scenarios are {known}"),
     }
 }
 

@@ -160,3 +160,70 @@ impl Arm for VllmBalancer {
         self.catch_up(now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation::ConversationKey;
+
+    const S: fn(u64) -> Duration = Duration::from_secs;
+
+    fn balancer(rule: VllmRule) -> VllmBalancer {
+        VllmBalancer::new(VllmSettings { rule, ..VllmSettings::default() }, 4, 0)
+    }
+
+    /// Where requests go that come at these seconds, each from an agent of its own.
+    fn route(balancer: &mut VllmBalancer, agents: std::ops::Range<usize>, at: Duration) -> Vec<usize> {
+        let ask = |agent| Ask { agent, key: ConversationKey(0), parent: None };
+        agents.map(|agent| balancer.arrive(ask(agent), at).expect("an engine")).collect()
+    }
+
+    fn gauges(running: usize, waiting: usize, kv_usage: f64) -> Gauges {
+        Gauges { running, waiting, kv_usage }
+    }
+
+    #[test]
+    fn without_counts_every_few_seconds_begin_at_the_same_engine_again() {
+        let mut balancer = balancer(VllmRule::CountsUntold);
+        balancer.reported(0, gauges(9, 9, 1.0), S(1));
+        assert_eq!(route(&mut balancer, 0..6, S(1)), [0, 1, 2, 3, 0, 1]);
+        assert_eq!(route(&mut balancer, 6..8, S(4)), [2, 3]);
+        assert_eq!(route(&mut balancer, 8..10, S(5)), [0, 1], "the send of the fifth second forgets what was added");
+    }
+
+    #[test]
+    fn told_counts_replace_what_a_server_has_added() {
+        let mut balancer = balancer(VllmRule::Counts);
+        balancer.reported(0, gauges(2, 0, 0.1), S(1));
+        assert_eq!(route(&mut balancer, 0..3, S(1)), [1, 2, 3]);
+        balancer.reported(1, gauges(1, 0, 0.1), S(1) + Duration::from_millis(50));
+        assert_eq!(route(&mut balancer, 3..4, S(1) + Duration::from_millis(60)), [0], "what was told is not sent yet");
+        assert_eq!(route(&mut balancer, 4..6, S(2)), [2, 3]);
+    }
+
+    #[test]
+    fn requests_in_flight_count_though_no_engine_has_told_them() {
+        let mut balancer = balancer(VllmRule::Score);
+        assert_eq!(route(&mut balancer, 0..4, S(1)), [0, 1, 2, 3]);
+        balancer.ended(2, Cost::default(), S(2));
+        assert_eq!(route(&mut balancer, 4..5, S(20)), [2]);
+    }
+
+    #[test]
+    fn a_queue_in_front_of_a_full_cache_weighs_more() {
+        let mut balancer = balancer(VllmRule::Score);
+        for (engine, kv_usage) in [(0, 1.0), (1, 0.4), (2, 1.0), (3, 1.0)] {
+            balancer.reported(engine, gauges(2, 1, kv_usage), S(1));
+        }
+        assert_eq!(route(&mut balancer, 0..2, S(2)), [1, 1]);
+    }
+
+    #[test]
+    fn each_server_begins_at_an_engine_of_its_own() {
+        let settings = VllmSettings { rule: VllmRule::CountsUntold, api_servers: 4, first_server_percent: 0 };
+        let balancer = VllmBalancer::new(settings, 4, 0);
+        assert_eq!(balancer.servers.iter().map(|server| server.start).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let settings = VllmSettings { first_server_percent: 100, ..settings };
+        assert_eq!(route(&mut VllmBalancer::new(settings, 4, 0), 0..4, S(1)), [0, 1, 2, 3]);
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::agent::{Agent, Role};
 use super::arm::{self, Arm, Ask};
 use super::detail::Detail;
-use super::host::{Due, Host};
+use super::host::{Due, Ended, Host};
 use super::queue::Queue;
 use super::scenario::{ArmName, Scenario};
 use crate::balancer::Cost;
@@ -207,9 +207,9 @@ impl<'a> World<'a> {
     }
 
     fn end_steps(&mut self, host: usize, announced: u32, now: Duration) {
-        let Some((events, due)) = self.hosts[host].end_steps(announced, now) else { return };
+        let Some(Ended { tokens, due }) = self.hosts[host].end_steps(announced, now) else { return };
         self.expect(host, due);
-        for (seat, event) in events {
+        for (seat, event) in tokens {
             self.note(seat, &event, now);
         }
         let gauges = self.hosts[host].engine.gauges();

@@ -32,6 +32,7 @@ mod restart;
 mod secrets;
 mod shutdown;
 mod silence;
+mod simulate;
 mod spill;
 mod state;
 mod status;
