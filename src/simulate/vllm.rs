@@ -174,8 +174,8 @@ mod tests {
 
     /// Where requests go that come at these seconds, each from an agent of its own.
     fn route(balancer: &mut VllmBalancer, agents: std::ops::Range<usize>, at: Duration) -> Vec<usize> {
-        let ask = |agent| Ask { agent, key: ConversationKey(0), parent: None };
-        agents.map(|agent| balancer.arrive(ask(agent), at).expect("an engine")).collect()
+        let ask = |agent| Ask { agent, key: ConversationKey(0), parent: None, body_bytes: 0 };
+        agents.map(|agent| balancer.arrive(ask(agent), at).expect("it serves").expect("an engine")).collect()
     }
 
     fn gauges(running: usize, waiting: usize, kv_usage: f64) -> Gauges {
