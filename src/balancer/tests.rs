@@ -3,6 +3,7 @@
 mod accounts;
 mod health;
 mod histories;
+mod holds;
 mod kept;
 mod names;
 mod properties;
