@@ -5,6 +5,7 @@
 //! of a request stands on any of them, only the names of API keys.
 
 mod access;
+pub mod admission;
 mod answer;
 pub mod books;
 pub mod check;

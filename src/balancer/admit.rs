@@ -46,10 +46,13 @@ impl Balancer {
         }
         let need = self.need(conversation, turn);
         let place = self.door.line.join(conversation, home, need, now);
+        let is_alone = self.door.line.turns_at(place) == 1;
         self.let_in(now);
-        // Who got in at once was never in the line, as far as anybody else is concerned.
         if let Some(index) = self.door.let_in.iter().position(|let_in| *let_in == place) {
-            self.door.let_in.swap_remove(index);
+            // Who got in at once was never in the line. Other turns of the conversation were, and are still to be called.
+            if is_alone {
+                self.door.let_in.swap_remove(index);
+            }
             return self.arrive(turn, now).map(Entry::Seated);
         }
         self.door.counters.held += 1;
@@ -89,7 +92,11 @@ impl Balancer {
         }
         if self.policy.admission.mode == AdmissionMode::Off || !self.field_of_all(now).any_serves() {
             // Nobody can be served, and everybody is to hear of it; or nobody is held any more.
+            let are_served = self.policy.admission.mode == AdmissionMode::Off;
             while let Some(waiting) = self.door.line.remove(0) {
+                if are_served {
+                    self.door.note_held(&waiting, now);
+                }
                 self.door.let_in.push(waiting.place);
             }
             return;
@@ -213,11 +220,8 @@ impl Balancer {
     }
 
     fn seat(&mut self, index: usize, waiting: &Waiting, replica: ReplicaId, now: Duration) {
-        let held = now.saturating_sub(waiting.since);
-        // Who gets in at once was not held.
-        if !held.is_zero() {
-            self.door.holds.add(held);
-            self.door.counters.forced += u64::from(self.is_overdue(waiting, now));
+        if self.door.note_held(waiting, now) && self.is_overdue(waiting, now) {
+            self.door.counters.forced += u64::from(waiting.turns());
         }
         self.door.line.remove(index);
         self.door.rooms.enter(waiting.conversation, replica, waiting.need, now);
@@ -270,16 +274,15 @@ impl Balancer {
         self.policy.admission.capacity_tokens.or_else(told).filter(|tokens| *tokens > 0)
     }
 
-    pub(super) fn room(&self, id: ReplicaId) -> RoomSnapshot {
+    pub(super) fn room(&self, id: ReplicaId) -> Option<RoomSnapshot> {
         let policy = &self.policy.admission;
-        match (self.door.rooms.room(id), self.capacity(id)) {
-            (Some(room), Some(capacity)) if policy.mode != AdmissionMode::Off => RoomSnapshot {
-                residents: room.residents,
-                working_set_tokens: self.door.rooms.working_set(id),
-                limit_tokens: self.door.limit(id, capacity, policy),
-            },
-            (Some(_) | None, Some(_) | None) => RoomSnapshot::default(),
-        }
+        let is_on = policy.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity;
+        let capacity = self.capacity(id).filter(|_| is_on)?;
+        Some(RoomSnapshot {
+            residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
+            working_set_tokens: self.door.rooms.working_set(id),
+            limit_tokens: self.door.limit(id, capacity, policy),
+        })
     }
 
     /// Tokens that turns in flight claim on a replica.
@@ -293,6 +296,7 @@ impl Balancer {
             mode: self.policy.admission.mode,
             held: self.door.line.turns(),
             longest: self.door.line.longest(now),
+            needed_tokens: self.door.line.needs(),
             counters: self.door.counters,
             holds: self.door.holds.clone(),
         }

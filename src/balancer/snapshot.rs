@@ -57,7 +57,8 @@ pub struct ReplicaSnapshot {
     pub max_num_seqs_source: MaxNumSeqsSource,
     pub counters: Counters,
     pub ledger: Ledger,
-    pub room: RoomSnapshot,
+    /// `None` where nobody would be held for it: without affinity, with admission off, or where the cache's size isn't known.
+    pub room: Option<RoomSnapshot>,
     /// The newest scrape, and its age.
     pub scrape: Option<(Scrape, Duration)>,
 }
@@ -69,14 +70,15 @@ pub struct DoorSnapshot {
     /// Turns that wait, and how long the first of them has.
     pub held: u32,
     pub longest: Duration,
+    /// Tokens of KV cache that their conversations need.
+    pub needed_tokens: u64,
     pub counters: DoorCounters,
     /// How long turns were held that waited and were let in.
     pub holds: Distribution,
 }
 
-/// Who has room in a replica's cache at one moment. All 0 while nobody would be held: without affinity, with admission
-/// off, or where the cache's size isn't known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Who has room in a replica's cache at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomSnapshot {
     /// Conversations that were let in.
     pub residents: u32,

@@ -4,6 +4,7 @@ mod accounts;
 mod admission;
 mod health;
 mod histories;
+mod holds;
 mod kept;
 mod names;
 mod properties;

@@ -5,17 +5,18 @@
 
 use pingora::proxy::Session;
 use pingora::{Error, Result};
+use prometheus::HistogramVec;
 use tokio::time::Instant;
 
 use super::context::Context;
 use super::downstream;
 use super::refusal::Refusal;
 
-/// Takes a slot for the turn.
+/// Takes a slot for the turn. A hold that ends with one is counted in `holds`.
 ///
 /// # Errors
 /// Of the client, if it leaves while it waits; kvpin's own refusals.
-pub async fn enter(session: &mut Session, context: &mut Context) -> Result<()> {
+pub async fn enter(session: &mut Session, context: &mut Context, holds: &HistogramVec) -> Result<()> {
     let asked = context.ask().map_err(|refusal| context.refused(refusal))?;
     let Some(mut hold) = asked else { return Ok(()) };
     let since = Instant::now();
@@ -33,7 +34,11 @@ pub async fn enter(session: &mut Session, context: &mut Context) -> Result<()> {
     context.held = since.elapsed();
     waited?;
     drop(hold);
-    context.acquire().map_err(|refusal| context.refused(refusal))
+    context.acquire().map_err(|refusal| context.refused(refusal))?;
+    if let Some(request) = &context.request {
+        holds.with_label_values(&[&request.model.name]).observe(context.held.as_secs_f64());
+    }
+    Ok(())
 }
 
 /// What a held client is heard for.

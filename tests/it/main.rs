@@ -2,6 +2,7 @@
 //! of a test is the fact that it proves.
 
 mod access_log;
+mod admission;
 mod agreement;
 mod bad_input;
 mod bodies;

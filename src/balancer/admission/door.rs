@@ -8,7 +8,7 @@ use super::super::distribution::Distribution;
 use super::super::replica::ReplicaId;
 use super::gaps::Gaps;
 use super::learnt::Learnt;
-use super::line::{Line, Place};
+use super::line::{Line, Place, Waiting};
 use super::policy::{Admission, Stay};
 use super::residents::Resident;
 use super::rooms::Rooms;
@@ -112,6 +112,16 @@ impl Door {
                 self.gaps.stay(resident.asks, self.learnt.reread(resident.tokens), share.min(1.0))
             }
         }
+    }
+
+    /// Books how long the turns were held that wait at a place and get in. False where that is no time: they were not held.
+    pub fn note_held(&mut self, waiting: &Waiting, now: Duration) -> bool {
+        let held = now.saturating_sub(waiting.since);
+        if held.is_zero() {
+            return false;
+        }
+        (0..waiting.turns()).for_each(|_| self.holds.add(held));
+        true
     }
 
     /// Residents who are silent make room until the others are under `limit`, those first who were let in first.

@@ -47,6 +47,11 @@ impl Waiting {
     pub fn is_taken(&self) -> bool {
         self.turns > 0
     }
+
+    /// The turns that wait there.
+    pub fn turns(&self) -> u32 {
+        self.turns
+    }
 }
 
 impl Line {
@@ -66,6 +71,16 @@ impl Line {
             .iter()
             .find(|waiting| waiting.is_taken())
             .map_or(Duration::ZERO, |first| now.saturating_sub(first.since))
+    }
+
+    /// Tokens that those need who wait.
+    pub fn needs(&self) -> u64 {
+        self.waiting.iter().filter(|waiting| waiting.is_taken()).map(|waiting| waiting.need).sum()
+    }
+
+    /// How many turns wait at a place.
+    pub fn turns_at(&self, place: Place) -> u32 {
+        self.index_of(place).map_or(0, |index| self.waiting[index].turns)
     }
 
     #[cfg(test)]
