@@ -258,7 +258,7 @@ impl ModelStatus {
             first_byte: FirstByte::from(&snapshot.first_bytes),
             working_set: WorkingSet::of(replicas),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
-            notes: notes(snapshot),
+            notes: notes(model, snapshot),
             replicas: replicas.iter().map(ReplicaStatus::of).collect(),
         }
     }
@@ -336,8 +336,12 @@ impl Engine {
     }
 }
 
-fn notes(snapshot: &Snapshot) -> Vec<String> {
+fn notes(model: &Model, snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
+    if model.affinity_ordered {
+        let word = if model.affinity { "on" } else { "off" };
+        notes.push(format!("affinity is {word} by an order, not by the file; a reload goes by the file again"));
+    }
     let assumed = |replica: &&ReplicaSnapshot| replica.max_num_seqs_source == MaxNumSeqsSource::Assumed;
     if let Some(replica) = snapshot.replicas.iter().find(assumed) {
         notes.push(format!("max_num_seqs is not configured: {} is assumed", replica.max_num_seqs));

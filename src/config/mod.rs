@@ -14,6 +14,7 @@
 
 mod access;
 mod addresses;
+mod affinity;
 mod bounds;
 mod error;
 mod file;
@@ -41,7 +42,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
@@ -139,6 +140,8 @@ pub struct ModelConfig {
     pub aliases: Vec<Alias>,
     /// Whether a conversation goes back to the replica that holds its KV cache.
     pub affinity: bool,
+    /// Whether an operator's order, and not the file, says so.
+    pub affinity_ordered: bool,
     /// Who chooses, and how, when `affinity` is false. Means nothing when it is true.
     pub balancing: Balancing,
     /// What vLLM was started with, for each replica (each rank of a ranked server). `None`: not configured; the engine may tell, and
@@ -169,7 +172,7 @@ pub struct Alias {
 }
 
 /// How turns are spread when there is no affinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balancing {
     /// kvpin chooses the least loaded replica, of ranks too.
