@@ -8,8 +8,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::HttpClient;
+use super::client::HttpClient;
 use super::dialect::{AgentDialect, Sign};
+use super::session::Session;
 
 /// The longest line of a stream that is read; events of one token are far shorter.
 const LONGEST_LINE: usize = 1 << 20;
@@ -27,6 +28,12 @@ pub struct TurnResult {
     pub first_token: Option<Duration>,
     /// From then to the end, whatever it was.
     pub total: Duration,
+    /// Whether it is of a subagent that a session has sent out.
+    pub is_subagent: bool,
+    /// Whether it is the last one of its session.
+    pub is_last: bool,
+    /// Events with something generated: no more than the tokens of the reply so far.
+    pub pieces: u64,
     /// How it ended.
     pub outcome: TurnOutcome,
     /// The status, if a head came.
@@ -78,10 +85,13 @@ pub struct TurnUsage {
 
 impl TurnResult {
     /// A turn that begins now; until it ends it is one that was cut.
-    pub(super) fn begin(session: u64, turn: u32, workload_started: Instant) -> Self {
+    pub(super) fn begin(session: &Session, turn: u32, workload_started: Instant) -> Self {
         Self {
-            session,
+            session: session.number(),
             turn,
+            is_subagent: session.is_subagent,
+            is_last: session.turn(turn + 1).is_none(),
+            pieces: 0,
             started: workload_started.elapsed(),
             first_token: None,
             total: Duration::ZERO,
@@ -151,6 +161,11 @@ impl Watch<'_> {
         self.listen(answer.into_body(), dialect).await.map_err(TurnOutcome::Failed)
     }
 
+    fn note_piece(&mut self) {
+        self.result.first_token.get_or_insert(self.sent.elapsed());
+        self.result.pieces += 1;
+    }
+
     /// Reads events until the body ends. It must say that it is complete, and then end properly.
     async fn listen(&mut self, mut body: Incoming, dialect: AgentDialect) -> Result<String, TurnFailure> {
         let (mut lines, mut reply, mut complete) = (Lines::default(), String::new(), false);
@@ -161,9 +176,10 @@ impl Watch<'_> {
                 let Some(data) = line.strip_prefix("data:") else { continue };
                 match dialect.read(data.trim()) {
                     Sign::Text(text) => {
-                        self.result.first_token.get_or_insert(self.sent.elapsed());
+                        self.note_piece();
                         reply.push_str(&text);
                     }
+                    Sign::Generated => self.note_piece(),
                     Sign::Usage(usage) => self.result.usage = Some(usage),
                     Sign::End => complete = true,
                     Sign::Error => return Err(TurnFailure::InStream),
