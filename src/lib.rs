@@ -101,6 +101,7 @@ pub mod metrics;
 mod notify;
 pub mod proxy;
 pub mod replica;
+pub mod report;
 pub mod server;
 pub mod sim;
 pub mod state;
