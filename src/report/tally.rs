@@ -44,6 +44,8 @@ pub enum Ending {
 pub struct Tally {
     from: Duration,
     until: Duration,
+    /// Whether all of the run is counted: then what is unanswered or cut off at its end is a part of every figure.
+    is_whole: bool,
     ttfbs: Vec<Duration>,
     sessions: Vec<Duration>,
     longest_wait: Option<Duration>,
@@ -67,6 +69,7 @@ impl Tally {
         Tally {
             from,
             until,
+            is_whole: false,
             ttfbs: Vec::new(),
             sessions: Vec::new(),
             longest_wait: None,
@@ -84,6 +87,12 @@ impl Tally {
         }
     }
 
+    /// Counts a run from its very beginning to its end. A turn that has no answer is in the percentiles with its wait until it
+    /// ended, and one that is cut off adds the tokens that had come.
+    pub fn of_a_whole_run(length: Duration) -> Self {
+        Tally { is_whole: true, ..Tally::new(Duration::ZERO, length) }
+    }
+
     /// Adds a turn, those of a session in their order. A turn counts where its first byte came within the window, or where it
     /// ended in it without one; its tokens count where it ended in it.
     pub fn add(&mut self, turn: &TurnSeen) {
@@ -95,7 +104,12 @@ impl Tally {
         if self.has(turn.ended) && turn.ending == Ending::Failed {
             self.errors += 1;
         }
-        if self.has(turn.ended) && turn.ending == Ending::Complete {
+        let is_counted = match turn.ending {
+            Ending::Complete => true,
+            Ending::Cut => self.is_whole,
+            Ending::Failed => false,
+        };
+        if self.has(turn.ended) && is_counted {
             self.output_tokens += turn.output_tokens;
         }
         if turn.first_byte.is_some_and(|first| self.has(first)) {
@@ -141,7 +155,11 @@ impl Tally {
 
     fn note_wait(&mut self, turn: &TurnSeen) {
         let until = turn.first_byte.unwrap_or(turn.ended).min(self.until);
-        self.longest_wait = self.longest_wait.max(Some(until.saturating_sub(turn.wished)));
+        let wait = until.saturating_sub(turn.wished);
+        self.longest_wait = self.longest_wait.max(Some(wait));
+        if self.is_whole && turn.first_byte.is_none() {
+            self.ttfbs.push(wait);
+        }
         if turn.first_byte.is_none_or(|first| first > self.until) && turn.ending == Ending::Cut {
             self.waiting += 1;
         }

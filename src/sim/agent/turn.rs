@@ -15,6 +15,9 @@ use super::session::Session;
 /// The longest line of a stream that is read; events of one token are far shorter.
 const LONGEST_LINE: usize = 1 << 20;
 
+/// The most of an error's text that is kept.
+pub const SAID_BYTES_MAX: usize = 400;
+
 /// What became of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TurnResult {
@@ -44,6 +47,8 @@ pub struct TurnResult {
     pub replica: Option<String>,
     /// kvpin's decision, in its word.
     pub decision: Option<String>,
+    /// What the server, or the connection, says of a failure. At most [`SAID_BYTES_MAX`] bytes.
+    pub said: Option<String>,
     /// The pause that the server asks for.
     pub retry_after: Option<Duration>,
 }
@@ -100,8 +105,14 @@ impl TurnResult {
             usage: None,
             replica: None,
             decision: None,
+            said: None,
             retry_after: None,
         }
+    }
+
+    fn note_said(&mut self, text: &str) {
+        let end = (0..=SAID_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        self.said = Some(text[..end].to_owned());
     }
 
     fn see_head(&mut self, status: u16, headers: &HeaderMap) {
@@ -148,17 +159,27 @@ impl Watch<'_> {
         dialect: AgentDialect,
     ) -> Result<String, TurnOutcome> {
         let no_answer = TurnOutcome::Failed(TurnFailure::NoAnswer);
-        let request = request.map_err(|_| no_answer)?;
-        let answer = client.request(request).await.map_err(|_| no_answer)?;
+        let request = request.map_err(|error| self.fail(&error, no_answer))?;
+        let answer = client.request(request).await.map_err(|error| self.fail(&error, no_answer))?;
         self.result.see_head(answer.status().as_u16(), answer.headers());
         if !answer.status().is_success() {
             // Read to its end, so that the connection can be used again.
             return match answer.into_body().collect().await {
-                Ok(_) => Err(TurnOutcome::Refused),
+                Ok(body) => {
+                    self.result.note_said(&String::from_utf8_lossy(&body.to_bytes()));
+                    Err(TurnOutcome::Refused)
+                }
                 Err(_) => Err(TurnOutcome::Failed(TurnFailure::CutOff)),
             };
         }
         self.listen(answer.into_body(), dialect).await.map_err(TurnOutcome::Failed)
+    }
+
+    /// Keeps what an error and its causes say.
+    fn fail(&mut self, error: &dyn std::error::Error, outcome: TurnOutcome) -> TurnOutcome {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        self.result.note_said(&causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
+        outcome
     }
 
     fn note_piece(&mut self) {
@@ -182,7 +203,10 @@ impl Watch<'_> {
                     Sign::Generated => self.note_piece(),
                     Sign::Usage(usage) => self.result.usage = Some(usage),
                     Sign::End => complete = true,
-                    Sign::Error => return Err(TurnFailure::InStream),
+                    Sign::Error => {
+                        self.result.note_said(data.trim());
+                        return Err(TurnFailure::InStream);
+                    }
                     Sign::Nothing => {}
                 }
             }
