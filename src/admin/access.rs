@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use pingora::http::RequestHeader;
 
 use crate::config::{KeyHash, Secret};
@@ -24,11 +24,12 @@ pub(super) fn check(head: &RequestHeader, token: Option<&Secret>) -> Result<(), 
             let answer = Answer::error(StatusCode::UNAUTHORIZED, message);
             Err(answer.with(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
         }
-        None if head.method == Method::POST && !is_called_by_address(headers) => Err(Answer::error(
+        None if is_called_by_address(headers) => Ok(()),
+        None => Err(Answer::error(
             StatusCode::FORBIDDEN,
-            "the host has to be an IP address or localhost, so that no page in a browser can give orders",
+            "without an admin_token_file this is reached by an IP address or localhost only, so that no page in a browser can \
+             read it or give orders",
         )),
-        None => Ok(()),
     }
 }
 
@@ -89,13 +90,17 @@ mod tests {
     }
 
     #[test]
-    fn without_one_no_page_in_a_browser_gives_orders() {
+    fn without_one_no_page_in_a_browser_reads_anything_or_gives_orders() {
         for host in ["127.0.0.1:9180", "[::1]:9180", "localhost:9180", "LOCALHOST", "10.0.0.1", "[::1]"] {
             assert_eq!(status("POST", "/api/v1/drain", &[("host", host)], None), 200, "{host}");
+            assert_eq!(status("GET", "/api/v1/status", &[("host", host)], None), 200, "{host}");
         }
         for host in ["evil.example", "evil.example:9180", "localhost.evil.example", "127.0.0.1.evil.example:1", ""] {
             assert_eq!(status("POST", "/api/v1/drain", &[("host", host)], None), 403, "{host}");
-            assert_eq!(status("GET", "/api/v1/status", &[("host", host)], None), 200, "{host}");
+            for path in ["/api/v1/status", "/api/v1/live", "/metrics"] {
+                assert_eq!(status("GET", path, &[("host", host)], None), 403, "{host}");
+            }
+            assert_eq!(status("GET", "/health", &[("host", host)], None), 200, "{host}");
         }
         assert_eq!(status("POST", "/api/v1/drain", &[("host", "localhost"), ("host", "evil.example")], None), 403);
         assert_eq!(status("POST", "/api/v1/drain", &[], None), 200, "no browser leaves it out");
