@@ -2,6 +2,7 @@
 //! of a test is the fact that it proves.
 
 mod bad_input;
+mod bench;
 mod bodies;
 mod chaos;
 mod cli;
