@@ -65,6 +65,12 @@ look_at_the_unit() {
   [[ -z $found ]] || fail "$found"
   found=$(systemd-analyze security --offline=true --threshold=$exposure_max "$unit" 2>&1) || fail "$found"
   tail -n 1 <<<"$found"
+  # With the way to the GPUs, too.
+  install -D -m 644 /usr/share/doc/kvpin/examples/gpus.conf "$work/units/$unit.d/gpus.conf"
+  found=$(SYSTEMD_UNIT_PATH="$work/units:" systemd-analyze security --offline=true --threshold=$exposure_max "$unit" 2>&1) ||
+    fail "$found"
+  [[ $found = *char-nvidia* ]] || fail "the GPUs are out of reach: $found"
+  tail -n 1 <<<"$found"
 }
 
 # What the operator has changed stays, and the process that serves can be replaced by the new version.

@@ -20,6 +20,7 @@
 //!        conversation   who is speaking   PURE       config   YAML to a validated Config
 //!        usage          what a turn cost  PURE       json     how to read it in passing   PURE
 //!        keys           who is asking: API keys, what each may do and uses
+//!        gpu            what the GPUs do, by NVML
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        state          what outlives the process, as bytes: of balancer's plain values
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
@@ -46,8 +47,8 @@
 //!
 //! `cli -> server -> {proxy, replica, admin} -> dispatch -> {balancer -> conversation, keys -> config}`. [`conversation`],
 //! [`usage`] and [`metrics`] are leaves, and so is [`config`] with [`tls`] below it; the two that read bodies share `json`.
-//! [`server`] writes and reads [`state`], which knows [`balancer`]'s records. [`proxy`] and [`replica`] reach servers through
-//! [`connector`]. The edges share what they must through [`dispatch::Routing`].
+//! [`server`] writes and reads [`state`], which knows [`balancer`]'s records, and has [`gpu`] sample what [`admin`] shows.
+//! [`proxy`] and [`replica`] reach servers through [`connector`]. The edges share what they must through [`dispatch::Routing`].
 //!
 //! # Invariants
 //!
@@ -69,6 +70,7 @@
 //!   checks: no state file can stop a start or break a table.
 //! - In an upgrade the old process serves until the new one has everything, and of a turn that it serves later the new one knows
 //!   before the first byte of the answer goes out. So no client can be ahead of what is known of it.
+//! - The GPUs' driver is asked by one thread that nobody waits for: a driver that hangs stops no request and no end.
 //! - Every table, buffer, list and retry has a bound.
 //! - A key of a conversation is of one caller: it holds the name of the API key. No alias, history or parent leads from one
 //!   caller's conversations to another's.
@@ -95,6 +97,7 @@ pub mod connector;
 pub mod conversation;
 mod descriptors;
 pub mod dispatch;
+pub mod gpu;
 mod json;
 pub mod keys;
 pub mod metrics;

@@ -32,6 +32,7 @@ use crate::config::Config;
 use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
+use crate::gpu::{self, Sampler};
 use crate::metrics::Metrics;
 use crate::proxy::accept::Connections;
 use crate::proxy::connection::Listener;
@@ -76,6 +77,8 @@ pub struct Server {
     upgrades_asked: Mutex<Option<mpsc::Receiver<AskUpgrade>>>,
     /// Ends the watch over the replicas when it is dropped.
     _watching: watch::Sender<bool>,
+    gpus: Arc<gpu::Board>,
+    _sampler: Sampler,
     /// Dropped without waiting: what is to be waited for has ended by then.
     runtimes: Option<Runtimes>,
 }
@@ -120,6 +123,8 @@ impl Server {
         runtimes.control.spawn(replica::watch(Arc::clone(&routing), on_end.clone()));
         let history = Arc::new(History::default());
         runtimes.control.spawn(Arc::clone(&history).keep(Arc::clone(&routing), on_end));
+        let gpus = Arc::new(gpu::Board::default());
+        let sampler = sample(&gpus, &routing).context("can't start the thread that asks for the GPUs")?;
         let (upgrades, upgrades_asked) = mpsc::channel(ASKS_MAX);
         let server = Server {
             listen: sockets.listen.iter().map(|socket| socket.address).collect(),
@@ -134,6 +139,8 @@ impl Server {
             upgrades,
             upgrades_asked: Mutex::new(Some(upgrades_asked)),
             _watching: watching,
+            gpus,
+            _sampler: sampler,
             runtimes: Some(runtimes),
         };
         server.show_certificates();
@@ -255,6 +262,7 @@ impl Server {
                 let upgrades = upgrades.clone();
                 Box::pin(async move { ask(&upgrades).await })
             }),
+            gpus: Arc::clone(&self.gpus),
         }
     }
 }
@@ -269,6 +277,16 @@ impl Drop for Server {
             control.shutdown_background();
         }
     }
+}
+
+/// Has the board of the GPUs kept as the current table wants it.
+fn sample(gpus: &Arc<gpu::Board>, routing: &Arc<Routing>) -> std::io::Result<Sampler> {
+    let routing = Arc::clone(routing);
+    Sampler::start(Arc::clone(gpus), move || {
+        let config = &routing.table().config;
+        let mut replicas = config.models.iter().flat_map(|model| &model.replicas);
+        gpu::Wanted { nvml: config.nvml.clone(), has_claims: replicas.any(|replica| !replica.gpus.is_empty()) }
+    })
 }
 
 fn new_secret() -> anyhow::Result<KeySecret> {

@@ -11,6 +11,7 @@ pub mod books;
 pub mod check;
 pub mod conversations;
 pub mod drain;
+pub mod gpus;
 pub mod history;
 pub mod lately;
 pub mod live;
@@ -23,7 +24,7 @@ mod tests;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use http::{Method, StatusCode, header};
@@ -39,6 +40,7 @@ use serde_json::json;
 
 use crate::balancer::{Order, Snapshot};
 use crate::dispatch::{Model, Routing};
+use crate::gpu::{Board, Gpus};
 use crate::keys::{KeyRing, KeySnapshot};
 
 pub use lately::Lately;
@@ -65,6 +67,7 @@ pub struct Proxied {
     pub explain: Box<Explain>,
     pub lately: Arc<Lately>,
     pub upgrade: Box<Upgrade>,
+    pub gpus: Arc<Board>,
 }
 
 /// The admin listener's application.
@@ -89,6 +92,7 @@ pub struct View {
     pub models: Vec<(Arc<Model>, Snapshot)>,
     /// In the order of the keys file; empty where there is none.
     pub keys: Vec<KeySnapshot>,
+    pub gpus: Gpus,
 }
 
 const EXPLAIN: &str = "/api/v1/explain";
@@ -353,6 +357,7 @@ impl Admin {
             last_failed_upgrade: lately.upgrade.lock().clone(),
             models: models.collect(),
             keys: table.keys.as_ref().map_or_else(Vec::new, KeyRing::snapshot),
+            gpus: self.proxied.gpus.look(Instant::now()),
         }
     }
 }

@@ -10,10 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::balancer::{self, MaxNumSeqsSource, Membership, ReplicaSnapshot, Scrape, Snapshot};
 use crate::dispatch::Model;
+use crate::gpu::Gpus;
 use crate::keys::KeySnapshot;
 
 use super::View;
 use super::books::{Books, FirstByte, WorkingSet};
+use super::gpus::{self, GpuStatus, NvmlStatus};
 use super::lately::{ReloadStatus, UpgradeStatus};
 
 /// Everything.
@@ -25,6 +27,11 @@ pub struct Status {
     /// In the order of the keys file; empty where there is none.
     #[serde(default)]
     pub keys: Vec<KeyStatus>,
+    #[serde(default)]
+    pub nvml: NvmlStatus,
+    /// All that NVML knows of on this machine, in the order of their numbers; empty where there is none.
+    #[serde(default)]
+    pub gpus: Vec<GpuStatus>,
 }
 
 /// An API key. Counts are of requests, since its name was first configured.
@@ -148,6 +155,9 @@ pub struct ReplicaStatus {
     pub books: Books,
     /// Tokens of the active conversations pinned here, as far as turns of them were measured.
     pub working_set_tokens: u64,
+    /// The `index` of each of the GPUs that it runs on, as configured and as far as they exist; several replicas may have the same.
+    #[serde(default)]
+    pub gpus: Vec<u32>,
     /// Turns in flight from which on a pinned turn may be served elsewhere.
     pub spill_threshold: u32,
     pub max_num_seqs: u32,
@@ -214,8 +224,10 @@ impl Status {
                 last_reload: view.last_reload.clone(),
                 last_failed_upgrade: view.last_failed_upgrade.clone(),
             },
-            models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot)).collect(),
+            models: view.models.iter().map(|(model, snapshot)| ModelStatus::of(model, snapshot, &view.gpus)).collect(),
             keys: view.keys.iter().map(KeyStatus::of).collect(),
+            nvml: NvmlStatus::from(&view.gpus),
+            gpus: view.gpus.gpus.iter().map(GpuStatus::from).collect(),
         }
     }
 }
@@ -233,7 +245,7 @@ impl KeyStatus {
 }
 
 impl ModelStatus {
-    fn of(model: &Model, snapshot: &Snapshot) -> Self {
+    fn of(model: &Model, snapshot: &Snapshot, gpus: &Gpus) -> Self {
         let replicas = &snapshot.replicas;
         let sum = |count: fn(&ReplicaSnapshot) -> u64| replicas.iter().map(count).sum::<u64>();
         let of_engines = |count: fn(&Scrape) -> u64| {
@@ -258,8 +270,8 @@ impl ModelStatus {
             first_byte: FirstByte::from(&snapshot.first_bytes),
             working_set: WorkingSet::of(replicas),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
-            notes: notes(model, snapshot),
-            replicas: replicas.iter().map(ReplicaStatus::of).collect(),
+notes: notes(model, snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
+            replicas: replicas.iter().map(|replica| ReplicaStatus::of(model, replica, gpus)).collect(),
         }
     }
 }
@@ -274,7 +286,7 @@ impl From<balancer::SpillThreshold> for ConfiguredThreshold {
 }
 
 impl ReplicaStatus {
-    fn of(replica: &ReplicaSnapshot) -> Self {
+    fn of(model: &Model, replica: &ReplicaSnapshot, gpus: &Gpus) -> Self {
         let counters = &replica.counters;
         ReplicaStatus {
             name: replica.spec.name.clone(),
@@ -310,6 +322,10 @@ impl ReplicaStatus {
             },
             books: Books::from(&replica.ledger),
             working_set_tokens: replica.held.active_tokens,
+            gpus: match replica.membership {
+                Membership::Configured => gpus::of_replica(model, &replica.spec.name, gpus),
+                Membership::Retired => Vec::new(),
+            },
             spill_threshold: replica.spill_threshold,
             max_num_seqs: replica.max_num_seqs,
             max_num_seqs_source: replica.max_num_seqs_source.as_str().to_owned(),
@@ -362,6 +378,6 @@ fn hundredths(value: f64) -> f64 {
     (value * 100.0 + 1e-6).floor() / 100.0
 }
 
-fn seconds(duration: Duration) -> f64 {
+pub(super) fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1_000.0).round() / 1_000.0
 }

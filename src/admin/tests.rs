@@ -2,7 +2,7 @@
 
 mod live;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use crate::balancer::{
 use crate::config::{Config, KeyConfig, KeyHash};
 use crate::conversation::{ConversationKey, KeySecret};
 use crate::dispatch::{Clock, Dispatcher, Model, Routing};
+use crate::gpu::{Board, Gpus};
 use crate::keys::{KeyRing, KeySnapshot, Verdict};
 use crate::metrics::Metrics;
 
@@ -77,6 +78,7 @@ fn model(name: &str) -> Arc<Model> {
         engine_balances: false,
         send_session_id: true,
         upstream_authorization: None,
+        gpus: HashMap::new(),
         dispatcher: Arc::new(Dispatcher::new(name, Clock::start(), Arc::default(), balancer)),
     })
 }
@@ -127,6 +129,7 @@ fn view() -> View {
         open_requests: 1,
         last_reload: None,
         last_failed_upgrade: None,
+        gpus: Gpus::none(),
         models: vec![(model("big"), ranked().snapshot(at(8))), (model("small"), down().snapshot(at(8)))],
     }
 }
@@ -290,6 +293,7 @@ fn admin() -> Arc<Admin> {
         explain: Box::new(|raw| Err(format!("{} bytes", raw.len()))),
         lately: Arc::default(),
         upgrade: Box::new(|| Box::pin(async { Err("not today".to_owned()) })),
+        gpus: Arc::new(Board::default()),
     };
     Arc::new(Admin::new(Arc::new(routing), proxied, Arc::default()))
 }

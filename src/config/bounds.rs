@@ -115,6 +115,10 @@ pub(super) const PATH_BYTES_MAX: usize = 256;
 pub(super) const TRUSTED_PROXIES_MAX: usize = 64;
 /// In a model, ranks counted. Sixteen times what the cost of a decision is measured with.
 pub(super) const REPLICAS_MAX: usize = 1024;
+/// Of a replica. Twice the GPUs of the largest machines that are one system.
+pub(super) const GPUS_MAX: usize = 64;
+/// Four times that, so that no number that a machine has is refused.
+pub(super) const GPU_INDEX_MAX: u64 = 255;
 /// Longer than any name on the model hub, short enough for a metric label.
 pub(super) const MODEL_NAME_BYTES_MAX: usize = 256;
 pub(super) const REPLICA_NAME_BYTES_MAX: usize = 128;

@@ -8,6 +8,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::Balancing;
+use super::gpus::GpuFile;
 use super::size::Bytes;
 use super::surface::PathFile;
 use crate::tls::MinVersion;
@@ -29,6 +30,7 @@ pub(super) struct File {
     pub(super) shutdown_grace_s: Option<u64>,
     pub(super) state_file: Option<String>,
     pub(super) state_interval_s: Option<u64>,
+    pub(super) nvml: Option<String>,
     pub(super) health: HealthFile,
     pub(super) limits: LimitsFile,
     pub(super) models: Ordered<ModelFile>,
@@ -92,6 +94,7 @@ pub(super) struct ReplicaFile {
     pub(super) name: Option<String>,
     pub(super) data_parallel_size: Option<u64>,
     pub(super) drain: Option<bool>,
+    pub(super) gpus: Vec<GpuFile>,
     pub(super) ca_file: Option<String>,
     pub(super) client_certificate: Option<String>,
     pub(super) client_key: Option<String>,
@@ -275,6 +278,8 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             name: Option<String>,
             data_parallel_size: Option<u64>,
             drain: Option<bool>,
+            #[serde(default)]
+            gpus: Vec<GpuFile>,
             ca_file: Option<String>,
             client_certificate: Option<String>,
             client_key: Option<String>,
@@ -294,9 +299,9 @@ impl<'de> Deserialize<'de> for ReplicaFile {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReplicaFile, A::Error> {
-                let Entry { url, name, data_parallel_size, drain, ca_file, client_certificate, client_key } =
+                let Entry { url, name, data_parallel_size, drain, gpus, ca_file, client_certificate, client_key } =
                     Entry::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ReplicaFile { url, name, data_parallel_size, drain, ca_file, client_certificate, client_key })
+                Ok(ReplicaFile { url, name, data_parallel_size, drain, gpus, ca_file, client_certificate, client_key })
             }
         }
 

@@ -18,6 +18,7 @@ mod affinity;
 mod bounds;
 mod error;
 mod file;
+mod gpus;
 mod keys;
 mod keys_text;
 mod limits;
@@ -47,6 +48,7 @@ use serde::{Deserialize, Serialize};
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
 pub use error::{ConfigError, Problem};
+pub use gpus::{GpuId, NvmlConfig};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
 pub use keys_text::{EditError, KeysText};
 pub use limits::Limits;
@@ -90,6 +92,8 @@ pub struct Config {
     pub state_file: StateFile,
     /// Between two looks whether there is something new to write there, 1 s to 1 hour.
     pub state_interval: Duration,
+    /// Where the GPUs' figures come from.
+    pub nvml: NvmlConfig,
     /// In the order of the file, never empty; names and aliases are unique over all of them.
     pub models: Vec<ModelConfig>,
 }
@@ -205,6 +209,8 @@ pub struct ReplicaConfig {
     pub data_parallel_size: u16,
     /// Whether it takes nothing new.
     pub drain: bool,
+    /// Those that it runs on, 64 at most; empty where the file doesn't say. Several replicas may have the same.
+    pub gpus: Vec<GpuId>,
     /// How it is spoken to over TLS, and who it has to be; `None` for an http URL.
     pub tls: Option<Arc<ReplicaTls>>,
 }

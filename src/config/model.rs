@@ -9,10 +9,11 @@ use super::addresses::{Place, ServerPlace};
 use super::bounds;
 use super::error::Problems;
 use super::file::{AliasFile, ModelFile, ReplicaFile, SpillThresholdFile};
+use super::gpus;
 use super::locate::Path;
 use super::tls::{self, ReplicaTlsFile};
 use super::url;
-use super::{Alias, Balancing, ModelConfig, ReplicaConfig, SpillThreshold, Surroundings};
+use super::{Alias, Balancing, GpuId, ModelConfig, ReplicaConfig, SpillThreshold, Surroundings};
 use crate::tls::ReplicaTls;
 
 /// A model, and the servers its replicas are on for the checks across models.
@@ -30,6 +31,16 @@ enum Ranks {
     ByEngine,
 }
 
+impl Ranks {
+    /// How many replicas a server with so many ranks is.
+    fn replicas(self, data_parallel_size: u16) -> u16 {
+        match self {
+            Ranks::ByKvpin => data_parallel_size,
+            Ranks::ByEngine => 1,
+        }
+    }
+}
+
 /// What a replica's entry says, checked, before its ranks are told apart.
 struct Server {
     path: Path,
@@ -38,6 +49,7 @@ struct Server {
     authority: String,
     data_parallel_size: u16,
     drain: bool,
+    gpus: Vec<GpuId>,
     tls: Option<Arc<ReplicaTls>>,
 }
 
@@ -60,7 +72,7 @@ pub(super) fn validate(name: String, file: ModelFile, around: Surroundings<'_>, 
         Balancing::Engine if !affinity => Ranks::ByEngine,
         Balancing::Engine | Balancing::LeastLoaded => Ranks::ByKvpin,
     };
-    let servers = servers(&at, file.replicas, around, problems);
+    let servers = servers(&at, file.replicas, ranks, around, problems);
     let replicas = replicas(&at, &servers, ranks, problems);
     let max_num_seqs = problems.within(&at, &bounds::MAX_NUM_SEQS, file.max_num_seqs).map(|seqs| seqs as u32); // Lossless: its bound is 65,536.
     let spill_threshold = spill_threshold(&at, file.spill_threshold, max_num_seqs, problems);
@@ -104,16 +116,14 @@ impl Server {
             rank,
             data_parallel_size: self.data_parallel_size,
             drain: self.drain,
+            gpus: gpus::share(&self.gpus, rank, self.data_parallel_size),
             tls: self.tls.clone(),
         }
     }
 
     /// How many replicas it is.
     fn count(&self, ranks: Ranks) -> u16 {
-        match ranks {
-            Ranks::ByKvpin => self.data_parallel_size,
-            Ranks::ByEngine => 1,
-        }
+        ranks.replicas(self.data_parallel_size)
     }
 
     fn replicas(&self, ranks: Ranks) -> Vec<ReplicaConfig> {
@@ -146,7 +156,13 @@ fn check_name(path: &Path, name: &str, problems: &mut Problems) {
     }
 }
 
-fn servers(model: &Path, entries: Vec<ReplicaFile>, around: Surroundings<'_>, problems: &mut Problems) -> Vec<Server> {
+fn servers(
+    model: &Path,
+    entries: Vec<ReplicaFile>,
+    ranks: Ranks,
+    around: Surroundings<'_>,
+    problems: &mut Problems,
+) -> Vec<Server> {
     let path = model.key("replicas");
     if entries.is_empty() {
         problems.add(path, "no replica is given");
@@ -156,11 +172,19 @@ fn servers(model: &Path, entries: Vec<ReplicaFile>, around: Surroundings<'_>, pr
         too_many(path, entries.len(), problems);
         return Vec::new();
     }
-    entries.into_iter().enumerate().filter_map(|(i, entry)| server(path.index(i), entry, around, problems)).collect()
+    let servers = entries.into_iter().enumerate();
+    servers.filter_map(|(i, entry)| server(path.index(i), entry, ranks, around, problems)).collect()
 }
 
-fn server(path: Path, entry: ReplicaFile, around: Surroundings<'_>, problems: &mut Problems) -> Option<Server> {
-    let size = problems.number(&path, &bounds::DATA_PARALLEL_SIZE, entry.data_parallel_size);
+fn server(
+    path: Path,
+    entry: ReplicaFile,
+    ranks: Ranks,
+    around: Surroundings<'_>,
+    problems: &mut Problems,
+) -> Option<Server> {
+    let size = problems.number(&path, &bounds::DATA_PARALLEL_SIZE, entry.data_parallel_size) as u16; // Lossless: its bound is 1024.
+    let gpus = gpus::gpus(&path, entry.gpus, ranks.replicas(size), problems);
     let found = url::parse(&entry.url).and_then(|server| Ok((server.address(around.resolve)?, server)));
     let (address, server) = match found {
         Ok(found) => found,
@@ -184,9 +208,9 @@ fn server(path: Path, entry: ReplicaFile, around: Surroundings<'_>, problems: &m
         name: entry.name.unwrap_or_else(|| authority.clone()),
         address,
         authority,
-        // Lossless: its bound is 1024.
-        data_parallel_size: size as u16,
+        data_parallel_size: size,
         drain: entry.drain.unwrap_or(false),
+        gpus,
     })
 }
 

@@ -96,6 +96,7 @@ impl Config {
             shutdown_grace,
             state_file,
             state_interval,
+            nvml,
             models: _,
         } = self;
         let mut settings = vec![
@@ -113,6 +114,7 @@ impl Config {
             ("shutdown_grace_s", seconds(shutdown_grace)),
             ("state_file", state_file.to_string()),
             ("state_interval_s", seconds(state_interval)),
+            ("nvml", nvml.to_string()),
         ];
         settings.extend(health.settings());
         settings.extend(limits.settings());
@@ -264,14 +266,15 @@ impl ReplicaConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 6] {
-        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, tls } = self;
+    fn settings(&self) -> [Setting; 7] {
+        let ReplicaConfig { name: _, address, authority, rank, data_parallel_size, drain, gpus, tls } = self;
         [
             ("address", address.to_string()),
             ("authority", authority.to_string()),
             ("rank", or_none(rank.as_ref())),
             ("data_parallel_size", data_parallel_size.to_string()),
             ("drain", drain.to_string()),
+            ("gpus", format!("[{}]", words(gpus))),
             ("tls", or_none(tls.as_ref())),
         ]
     }

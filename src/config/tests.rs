@@ -61,6 +61,7 @@ fn the_shortest_file_gets_every_default() {
         rank: None,
         data_parallel_size: 1,
         drain: false,
+        gpus: Vec::new(),
         tls: None,
     };
     let health = HealthConfig {
@@ -108,6 +109,7 @@ fn the_shortest_file_gets_every_default() {
         shutdown_grace: Duration::from_secs(600),
         state_file: StateFile::Default,
         state_interval: Duration::from_secs(60),
+        nvml: NvmlConfig::Auto,
         models: vec![ModelConfig {
             name: "qwen3-4b".to_owned(),
             aliases: Vec::new(),

@@ -14,7 +14,7 @@ use super::file::{File, HealthFile, ModelFile, Ordered};
 use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
-use super::{Config, HealthConfig, ModelConfig, StateFile, Surroundings, limits, model, surface};
+use super::{Config, HealthConfig, ModelConfig, StateFile, Surroundings, gpus, limits, model, surface};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.
 pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -34,6 +34,7 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
     let shutdown_grace_s = problems.number(&top, &bounds::SHUTDOWN_GRACE, file.shutdown_grace_s);
     let state_file = state_file(file.state_file.as_deref(), &mut problems);
     let state_interval_s = problems.number(&top, &bounds::STATE_INTERVAL, file.state_interval_s);
+    let nvml = gpus::nvml(file.nvml.as_deref(), &mut problems);
     access::validate(&listen, admin.as_ref(), &file, &mut problems);
     let (mut models, servers) = models(file.models, around, &mut problems);
     for model in &mut models {
@@ -64,6 +65,7 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
         shutdown_grace: Duration::from_secs(shutdown_grace_s),
         state_file,
         state_interval: Duration::from_secs(state_interval_s),
+        nvml,
         models,
     })
 }

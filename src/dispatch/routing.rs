@@ -10,7 +10,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::balancer::{self, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
-use crate::config::{self, Balancing, Config, HealthConfig, ModelConfig, Secret};
+use crate::config::{self, Balancing, Config, GpuId, HealthConfig, ModelConfig, Secret};
 use crate::conversation::{IdentityRules, KeySecret};
 use crate::keys::KeyRing;
 use crate::metrics::Metrics;
@@ -75,6 +75,8 @@ pub struct Model {
     pub send_session_id: bool,
     /// What its engines are shown as `Authorization`, in the place of what the client sent.
     pub upstream_authorization: Option<HeaderValue>,
+    /// What replicas run on, by their names, where the configuration says it.
+    pub gpus: HashMap<String, Vec<GpuId>>,
     /// Survives reloads as long as the model does: pins, leases and counters are in it.
     pub dispatcher: Arc<Dispatcher>,
 }
@@ -216,9 +218,15 @@ impl Model {
             engine_balances: !config.affinity && config.balancing == Balancing::Engine,
             send_session_id: config.send_session_id,
             upstream_authorization: config.upstream_key.as_ref().and_then(|key| bearer(&key.secret)),
+            gpus: gpus(config),
             dispatcher,
         }
     }
+}
+
+fn gpus(model: &ModelConfig) -> HashMap<String, Vec<GpuId>> {
+    let with_gpus = model.replicas.iter().filter(|replica| !replica.gpus.is_empty());
+    with_gpus.map(|replica| (replica.name.clone(), replica.gpus.clone())).collect()
 }
 
 /// The header's value for a key, which the configuration has found fit for one. It prints as `Sensitive`.

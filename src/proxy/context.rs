@@ -255,7 +255,16 @@ impl Context {
     /// Books what the turn has cost, if an engine has worked for it.
     pub fn charge(&mut self, request_bytes: usize) {
         let (Some(meter), Some(lease)) = (self.meter.take(), &self.lease) else { return };
-        self.bill = lease.charge(&meter.cost(request_bytes));
+        let cost = meter.cost(request_bytes);
+        if cost.prompt.is_none() && cost.completion == 0 && self.is_side() {
+            // Tokens were counted or a prompt was rendered, which takes the engine's front end and computes nothing.
+            return;
+        }
+        self.bill = lease.charge(&cost);
+    }
+
+    fn is_side(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.kind == TurnKind::Side)
     }
 
     /// The conversation's key and the word for what named it, once the turn has a slot.

@@ -169,6 +169,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         engine_balances: false,
         send_session_id: true,
         upstream_authorization: None,
+        gpus: Default::default(),
         dispatcher: Arc::new(Dispatcher::new("tiny", Clock::start(), Arc::default(), balancer)),
     });
     let replicas = specs.into_iter().map(|(id, spec)| Replica { model: Arc::clone(&model), id, spec }).collect();

@@ -305,9 +305,9 @@ async fn an_order_takes_the_admin_token() {
     let server = start(fast()).await;
     let mut with_token = config(json!({ MODEL: { "replicas": urls(std::slice::from_ref(&server)) } }));
     with_token["admin_token_file"] = json!("token");
-    let kvpin = Kvpin::launch_with(&with_token, &[("token", "secret-word\n")]).await;
+    let kvpin = Kvpin::launch_with(&with_token, &[("token", "a-token-for-the-order\n")]).await;
     let order = Call::post(&format!("/api/v1/models/{MODEL}/affinity"), r#"{"affinity": false}"#).at_localhost();
     assert_eq!(call(kvpin.admin, &order).await.status(), 401);
-    let shown = order.header("authorization", "Bearer secret-word");
+    let shown = order.header("authorization", "Bearer a-token-for-the-order");
     assert_eq!(call(kvpin.admin, &shown).await.status(), 200);
 }

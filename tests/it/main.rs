@@ -12,6 +12,7 @@ mod exactness;
 mod explain;
 mod failover;
 mod failure;
+mod gpus;
 mod h2;
 mod h2_ends;
 mod h2_limits;

@@ -55,6 +55,25 @@ async fn turns_are_counted_by_decision_in_metrics_status_and_the_first_byte_hist
 }
 
 #[tokio::test]
+async fn counting_tokens_computes_nothing_and_stands_in_no_book() {
+    let servers = start_many(1, fast()).await;
+    let kvpin = Kvpin::serve(json!({ (MODEL): { "replicas": urls(&servers) } })).await;
+    for path in ["/v1/messages/count_tokens", "/tokenize"] {
+        let reply = kvpin.call(&Call::post(path, chat("how many are these").to_string())).await;
+        assert_eq!(reply.status(), 200, "{path}");
+    }
+    assert_eq!(kvpin.call(&Call::post("/v1/chat/completions", chat("a turn").to_string())).await.status(), 200);
+    let status = until("the turn is booked", async || {
+        let status = kvpin.status().await;
+        (status["models"][0]["turns_measured"] == 1).then_some(status)
+    })
+    .await;
+    let model = &status["models"][0];
+    assert_eq!((&model["turns_unmeasured"], &model["tokens"]["estimated"]), (&json!(0), &json!(0)), "{model}");
+    assert_eq!(model["replicas"][0]["side"], 2);
+}
+
+#[tokio::test]
 async fn refusals_are_counted_by_reason() {
     let recorder = Recorder::start();
     let kvpin = Kvpin::serve(json!({ "m": { "replicas": [recorder.url()] } })).await;

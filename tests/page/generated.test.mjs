@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 
 import * as format from "../../src/admin/page/format.js";
-import { overflowing } from "./audits.mjs";
+import { faintTexts, overflowing } from "./audits.mjs";
 import { sleep, until } from "./browser.mjs";
 import { Fleet, HOSTILE } from "./generate.mjs";
 import { open, rowOf, textOf } from "./looks.mjs";
@@ -81,6 +81,33 @@ describe("with a status that changes its shape", () => {
     change = (status) => status;
     await until("all are back", isAsTold);
     assert.deepEqual(tab.complaints, []);
+  });
+
+  test("the GPUs of a replica stand under it with what they tell, and nothing does where there are none", async () => {
+    const gpu = (index, figures) => ({ index, uuid: `GPU-${index}`, name: "NVIDIA H200", lost: false, utilization_percent: null, memory_used_bytes: null, memory_total_bytes: null, power_watts: null, power_limit_watts: null, temperature_celsius: null, sm_clock_mhz: null, memory_clock_mhz: null, ...figures });
+    const whole = { utilization_percent: 93, memory_used_bytes: 120.25 * 2 ** 30, memory_total_bytes: 139.8 * 2 ** 30, power_watts: 512.4, power_limit_watts: 700, temperature_celsius: 61, sm_clock_mhz: 1980, memory_clock_mhz: 3201 };
+    const gpus = [gpu(0, whole), gpu(1, { temperature_celsius: 48 }), gpu(2, { lost: true })];
+    change = (status) => ({ ...status, gpus, models: status.models.map((model) => ({ ...model, replicas: model.replicas.map((replica, at) => ({ ...replica, gpus: [[0, 1], [2], []][at] })) })) });
+    const tab = await open(stub.url, { width: 1400 });
+    const rows = () => tab.run(() => [...document.querySelectorAll(".card:first-child .replicas tbody tr")].map((row) => (row.dataset.gpu === undefined ? "replica" : [row.querySelector("th").textContent, ...[...row.querySelectorAll("td .lost, .figure")].filter((part) => !part.hidden).map((part) => part.textContent)].join(" | "))));
+    const gap = "\u202f";
+    assert.deepEqual(await rows(), [
+      "replica",
+      `GPU 0 | Busy 93${gap}% | Memory 120.3${gap}GiB of 139.8${gap}GiB | Power 512${gap}W of 700${gap}W | Temperature 61${gap}°C | SM clock 1,980${gap}MHz | Memory clock 3,201${gap}MHz`,
+      `GPU 1 | Temperature 48${gap}°C`,
+      "replica",
+      "GPU 2 | lost: it has fallen off the bus or needs a reset",
+      "replica",
+    ]);
+    assert.deepEqual(await tab.run(overflowing), []);
+    assert.deepEqual((await tab.run(faintTexts)).found, []);
+    const narrow = await open(stub.url, { width: 400, scheme: "dark" });
+    await narrow.until("the rows are there", () => document.querySelectorAll("tr.gpu").length === 6);
+    assert.deepEqual(await narrow.run(overflowing), []);
+    assert.deepEqual((await narrow.run(faintTexts)).found, []);
+    change = (status) => status;
+    await tab.until("the rows are gone", () => document.querySelectorAll("tr.gpu").length === 0);
+    assert.deepEqual([...tab.complaints, ...narrow.complaints], []);
   });
 
   test("what a status does not say is unknown, and what a later one may say is shown", async () => {

@@ -33,7 +33,7 @@ export const feedOf = (tab) => tab.run(() => document.body.dataset.feed ?? "");
 
 /** The cells of a replica's row, by column, and its health. */
 export function rowOf(name) {
-  const row = [...document.querySelectorAll(".replicas tbody tr")].find((candidate) => candidate.querySelector(".name").textContent === name);
+  const row = [...document.querySelectorAll(".replicas tbody tr")].find((candidate) => candidate.querySelector(".name")?.textContent === name);
   if (!row) return null;
   const cells = [...row.querySelectorAll("[data-column]")].map((cell) => [cell.dataset.column, cell.querySelector(".value").textContent]);
   return { health: row.dataset.health, ...Object.fromEntries(cells) };

@@ -10,6 +10,16 @@ RECORDED_MODEL = "recorded"
 TRANSLATED_ALIAS = "claude-haiku-4-5"
 
 
+@dataclass(frozen=True)
+class Tokens:
+    prompt: float
+    cached: float  # of the prompt
+    completion: float
+
+    def __sub__(self, earlier):
+        return Tokens(self.prompt - earlier.prompt, self.cached - earlier.cached, self.completion - earlier.completion)
+
+
 @dataclass
 class Fleet:
     servers: list
@@ -35,6 +45,20 @@ class Fleet:
     def prefix_cache_hits(self):
         """The tokens that each engine has found in its prefix cache so far, by the replica's name."""
         return self._counted("vllm:prefix_cache_hits_total")
+
+    def tokens(self):
+        """What each engine itself has counted so far, by the replica's name."""
+        prompt = self._counted("vllm:prompt_tokens_total")
+        cached = self._counted("vllm:prompt_tokens_cached_total")
+        completion = self._counted("vllm:generation_tokens_total")
+        return {name: Tokens(prompt[name], cached[name], completion[name]) for name in self.engines}
+
+    def requests_ended(self):
+        """Requests that the engines have brought to their end and counted."""
+        return sum(self._counted("vllm:request_success_total").values())
+
+    def is_idle(self):
+        return self.kvpin.in_flight(MODEL) == 0 and all(server.at_work() == 0 for server in self.servers)
 
     def _counted(self, series):
         return {

@@ -3,6 +3,7 @@
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
 mod families;
+mod gpus;
 
 use prometheus::core::Collector;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -64,6 +65,7 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
             }
         }
     }
+    gpus::render(view, &registry)?;
     let mut page = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut page)?;
     TextEncoder::new().encode(&counted.gather(), &mut page)?;

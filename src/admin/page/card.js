@@ -30,6 +30,7 @@ export class Card {
   #events = eventsSection();
   #since = el("p", { class: "quiet since" });
   #model = null;
+  #gpus = [];
   #history = null;
   /** What has come and isn't shown yet. */
   #owes = { model: false, history: false };
@@ -52,9 +53,10 @@ export class Card {
     this.#right.append(el("section", {}, el("h3", {}, "Replicas"), this.#replicas.node, this.#since));
   }
 
-  /** Takes a status in; it is shown with `render`. */
-  update(model) {
+  /** Takes a model's status in, and the GPUs of the machine; it is shown with `render`. */
+  update({ model, gpus }) {
     this.#model = model;
+    this.#gpus = gpus;
     this.#owes.model = true;
   }
 
@@ -88,7 +90,7 @@ export class Card {
     write(this.#health, tally(model.replicas));
     this.#facts.update(model);
     this.#renderNotes(model);
-    this.#replicas.update(model);
+    this.#replicas.update(model, this.#gpus);
     const beside = model.replicas.length > REPLICAS_FEW ? this.#left : this.#right;
     if (this.#cold.node.parentNode !== beside) beside.append(this.#cold.node);
     this.#cold.update(model);

@@ -33,6 +33,16 @@ export function roundTokens(value) {
   return tokens(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
+/** Bytes of memory, in GiB. */
+export function bytes(value) {
+  return isNumber(value) ? (value / 2 ** 30).toFixed(1) + GAP + "GiB" : NONE;
+}
+
+/** Power. */
+export function watts(value) {
+  return isNumber(value) ? Math.round(value) + GAP + "W" : NONE;
+}
+
 /** Tokens per second. */
 export function rate(value) {
   if (!isNumber(value)) return NONE;

@@ -9,7 +9,7 @@ import { overview } from "./overview.js";
 const byId = (id) => document.getElementById(id);
 
 const table = overview(byId("overview"));
-const cards = new Listing(byId("cards"), (model) => new Card(model));
+const cards = new Listing(byId("cards"), ({ model }) => new Card(model));
 /** Cards that can be seen, or nearly. */
 const seen = new Set();
 let status = null;
@@ -30,7 +30,8 @@ function onStatus(next) {
   if (status && status.kvpin.version !== next.kvpin.version) return location.reload();
   status = next;
   const known = new Set(cards.parts.values());
-  cards.show(next.models, (model) => model.name);
+  const gpus = next.gpus ?? [];
+  cards.show(next.models.map((model) => ({ model, gpus })), ({ model }) => model.name);
   for (const card of cards.parts.values()) {
     if (known.has(card)) continue;
     watcher.observe(card.node);

@@ -57,6 +57,7 @@ const FILES: &[File] = &[
     file!("facts.js", SCRIPT),
     file!("feed.js", SCRIPT),
     file!("format.js", SCRIPT),
+    file!("gpus.js", SCRIPT),
     file!("numbers.js", SCRIPT),
     file!("overview.js", SCRIPT),
     file!("panels.js", SCRIPT),

@@ -2,6 +2,7 @@
 
 import { Listing, el, mark, show, write } from "./dom.js";
 import { age, count, percent, tokens, words } from "./format.js";
+import { gpuRow, gpusOf } from "./gpus.js";
 import { HEALTH } from "./words.js";
 
 /**
@@ -24,18 +25,24 @@ const COLUMNS = [
   { id: "prefix_hits", group: "Engine", title: "Prefix hits", text: (r) => percent(r.engine?.prefix_hit_percent), full: (r) => `${count(r.engine?.prefix_hits_tokens)} of ${count(r.engine?.prefix_queries_tokens)} tokens looked up` },
 ];
 
-/** The table, as `{node, update(model)}`. */
+/** The table, as `{node, update(model, gpus)}`: under each replica, the GPUs that it runs on. */
 export function replicaTable(model) {
   const body = el("tbody", { role: "rowgroup" });
-  const rows = new Listing(body, replicaRow);
+  const rows = new Listing(body, ({ gpu }) => (gpu ? inItem("gpu", gpuRow(COLUMNS.length + 1)) : inItem("replica", replicaRow())));
   const table = el("table", { class: "replicas", role: "table", "aria-label": `Replicas of ${model.name}` }, head(), body);
   const node = el("div", { class: "wide", role: "region", tabindex: "0", "aria-label": `Replicas of ${model.name}` }, table);
   return {
     node,
-    update(next) {
-      rows.show(next.replicas, (replica) => [replica.name, replica.address, replica.retired].join(" "));
+    update(next, gpus) {
+      const items = next.replicas.flatMap((replica) => [{ replica }, ...gpusOf(replica, gpus).map((gpu) => ({ replica, gpu }))]);
+      rows.show(items, ({ replica, gpu }) => [replica.name, replica.address, replica.retired, gpu?.index].join(" "));
     },
   };
+}
+
+/** A row that stands for one of the parts of an item. */
+function inItem(part, { node, update }) {
+  return { node, update: (item) => update(item[part]) };
 }
 
 function head() {

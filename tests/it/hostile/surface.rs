@@ -132,6 +132,7 @@ async fn an_engine_is_told_where_a_request_came_from_and_not_what_its_client_cla
     let mut config = config(json!({ "m": { "replicas": [replica.url()] } }));
     let kvpin = Kvpin::start(&config).await;
     let call = Call::post("/v1/messages", BODY)
+        .header("Host", "kvpin.test")
         .header("X-Forwarded-For", "1.1.1.1")
         .header("X-Forwarded-For", "2.2.2.2")
         .header("X-Forwarded-Host", "bank.example")

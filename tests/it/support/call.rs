@@ -78,7 +78,8 @@ impl Call {
     pub fn head_bytes(&self) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.path).into_bytes();
         if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head.extend_from_slice(b"Host: kvpin.test\r\n");
+            // By an address: by a name, the admin listener tells nothing.
+            head.extend_from_slice(b"Host: 127.0.0.1\r\n");
         }
         for (name, value) in &self.headers {
             head.extend_from_slice(name.as_bytes());

@@ -18,6 +18,7 @@ pub mod reserved;
 pub mod rogue;
 pub mod secure;
 pub mod stage;
+pub mod standin;
 pub mod storyteller;
 pub mod strict;
 
