@@ -270,7 +270,7 @@ impl ModelStatus {
             first_byte: FirstByte::from(&snapshot.first_bytes),
             working_set: WorkingSet::of(replicas),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
-notes: notes(model, snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
+            notes: notes(model, snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
             replicas: replicas.iter().map(|replica| ReplicaStatus::of(model, replica, gpus)).collect(),
         }
     }

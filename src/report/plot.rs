@@ -99,14 +99,12 @@ impl Plot {
     }
 
     fn lines(self, rungs: &[Rung]) -> Vec<Line> {
-        let mut arms: Vec<&str> = rungs.iter().map(|rung| rung.arm.as_str()).collect();
-        let mut known = Vec::new();
-        arms.retain(|arm| {
-            !known.contains(arm) && {
-                known.push(*arm);
-                true
+        let mut arms: Vec<&str> = Vec::new();
+        for rung in rungs {
+            if !arms.contains(&rung.arm.as_str()) {
+                arms.push(&rung.arm);
             }
-        });
+        }
         let of_arm = |(number, arm): (usize, &&str)| {
             let (arm, colour) = ((*arm).to_owned(), COLOURS[number % COLOURS.len()]);
             let line = move |(place, (column, word)): (usize, &(Column, &str))| {

@@ -60,6 +60,9 @@ pub struct BenchArgs {
     /// Measure nothing: make a trace of kvpin's JSON access log and print it. It has sizes and times, and no text.
     #[arg(long, value_name = "ACCESS_LOG", conflicts_with_all = ["url", "arms", "replay"])]
     pub(super) record: Option<PathBuf>,
+    /// Write what --json prints into this file too.
+    #[arg(long, value_name = "FILE")]
+    pub(super) save: Option<PathBuf>,
     /// Write plots (SVG) into this directory.
     #[arg(long, value_name = "DIRECTORY")]
     pub(super) plots: Option<PathBuf>,

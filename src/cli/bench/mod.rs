@@ -5,13 +5,13 @@ mod arms;
 mod calibrate;
 mod cell;
 mod engines;
+mod output;
 mod plan;
 mod screen;
 mod seen;
 mod trace;
 mod web;
 
-use std::fmt;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -20,12 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::config::one_word;
-use crate::report::{self, Plot, Report, Rung};
+use crate::report::{Report, Rung};
 use crate::sim::agent::{ASSUMED_BYTES_PER_TOKEN, AgentDialect, AgentWorkload, HttpClient, SessionPlan, http_client};
 
 pub use args::BenchArgs;
@@ -34,6 +33,7 @@ use arms::{Arm, Compared};
 use calibrate::{Sizes, calibrate};
 use cell::{Measured, Stage};
 use engines::Engines;
+use output::{BrokenOff, Facts, Output, print};
 use plan::{Cell, cells};
 use screen::Screen;
 use web::Web;
@@ -49,47 +49,6 @@ const AFTER_TRACE: Duration = Duration::from_secs(60);
 
 /// Exit status of a command that was interrupted, as shells have it for SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
-
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Output {
-    #[serde(flatten)]
-    report: Report,
-    bench: Facts,
-}
-
-/// What was measured, and how.
-#[derive(Serialize)]
-struct Facts {
-    model: String,
-    api: &'static str,
-    arms: Vec<(String, String)>,
-    engines: Vec<String>,
-    seconds: u64,
-    rounds: u32,
-    seed: u64,
-    sizes: Sizes,
-    /// Why not everything was measured.
-    broken_off: Option<BrokenOff>,
-    cells: Vec<Measured>,
-}
-
-/// Why a run ended early.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum BrokenOff {
-    Interrupted,
-    Failed(String),
-}
-
-impl fmt::Display for BrokenOff {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BrokenOff::Interrupted => f.write_str("interrupted"),
-            BrokenOff::Failed(why) => f.write_str(why),
-        }
-    }
-}
 
 /// Measures and prints. Exit 0 done, 1 failed, 130 interrupted; then what was measured until then is printed too.
 pub fn run(args: &BenchArgs) -> ExitCode {
@@ -313,58 +272,4 @@ fn interrupts() -> watch::Receiver<bool> {
         sender.closed().await;
     });
     receiver
-}
-
-fn print(args: &BenchArgs, output: &Output) -> anyhow::Result<()> {
-    if let Some(directory) = &args.plots {
-        plot(&output.report, directory)?;
-    }
-    if args.json {
-        println!("{}", serde_json::to_string(output)?);
-    } else {
-        println!("{}", report::table(&output.report));
-        println!("{}", words(output));
-    }
-    Ok(())
-}
-
-/// Writes every picture that the report is good for.
-fn plot(report: &Report, directory: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(directory).with_context(|| format!("can't make {}", directory.display()))?;
-    for plot in Plot::ALL {
-        match plot.svg(report) {
-            Ok(svg) => {
-                let file = directory.join(plot.file());
-                std::fs::write(&file, svg).with_context(|| format!("can't write {}", file.display()))?;
-            }
-            Err(reason) => eprintln!("{reason}"),
-        }
-    }
-    Ok(())
-}
-
-/// What the table doesn't say of itself.
-fn words(output: &Output) -> String {
-    let facts = &output.bench;
-    let of_all = |holds: fn(&Measured) -> bool| facts.cells.iter().all(holds);
-    let caches = match of_all(|cell| cell.caches_emptied) {
-        true => "Before each measurement the engines emptied their caches, and its text is new.",
-        false => {
-            "The text of each measurement is new, its system prompt too; the engines keep what they hold of others."
-        }
-    };
-    let hits = match of_all(|cell| cell.hits_by_engines) {
-        true => "Hits are the engines' own count.",
-        false => "Hits are of the usage that complete answers tell.",
-    };
-    let sizes = facts.cells.last().map_or_else(String::new, |cell| {
-        let turns = cell.sizes.iter().map(|(_, prompt, reply)| format!("{prompt}+{reply}"));
-        format!(" Measured prompt and reply tokens, turn by turn: {}.", turns.collect::<Vec<_>>().join(", "))
-    });
-    format!(
-        "{} s a measurement, {} rounds, {}, seed {}. {caches} {hits}{sizes}\n\
-         A wait goes from a turn's first try to its first token. Of a turn without an answer it goes to the end of the measurement, and\n\
-         is in the percentiles with that: what stands there is the least that it can have been.",
-        facts.seconds, facts.rounds, facts.api, facts.seed,
-    )
 }
