@@ -41,7 +41,8 @@
 //! 4. The kept bytes and then the rest of the body go to the replica, byte for byte. A stream is held back until its first
 //!    event shows what it is; until then, a failure takes the turn to another replica.
 //! 5. The response flows back chunk by chunk. Its first byte makes the pin hold. Into a silent stream go pings.
-//! 6. The response's end, an error or the client's leaving drops the request's context, and with it the lease.
+//! 6. The response's end, an error or the client's leaving drops the request's context, and with it the lease. Before that, a
+//!    line about it is left to the access log's thread, which no request waits for.
 //!
 //! # Who may call whom
 //!

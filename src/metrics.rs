@@ -3,6 +3,8 @@
 //! What a balancer already counts is not counted here again: the admin listener renders it from a snapshot, declared in
 //! the same manner in [`crate::admin`].
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use prometheus::{
     Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
@@ -13,6 +15,11 @@ pub struct Metrics {
     pub registry: Registry,
     /// From the arrival of the request head to the first token of the answer. Labels: model, decision.
     pub time_to_first_byte: HistogramVec,
+    /// What kvpin itself adds before a turn's request goes out: from its whole head to the first write to a replica, without
+    /// the time in which it waited for the client's body or for a connection. Label: model.
+    pub overhead: HistogramVec,
+    /// Since the Unix epoch, in seconds.
+    pub started_at: Gauge,
     /// Between two events of a stream that carry something generated. Label: model.
     pub time_between_tokens: HistogramVec,
     /// Requests that kvpin answered itself with an error. Label: reason.
@@ -42,6 +49,8 @@ pub struct Metrics {
     pub tls_handshakes: IntCounterVec,
     /// When the certificates of the listeners run out. Labels: listen, host (the first that the certificate is for).
     pub certificates_expire: IntGaugeVec,
+    /// Lines of the access log that were not written.
+    pub access_log_dropped: IntCounter,
     /// Bytes of request bodies that are held at this moment.
     pub request_bytes_held: IntGauge,
     /// Panics, wherever in kvpin. One in the handling of a request costs that request.
@@ -57,6 +66,11 @@ const FIRST_BYTE_BUCKETS: [f64; 16] =
 const BETWEEN_TOKENS_BUCKETS: [f64; 14] =
     [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 10.0];
 
+/// Seconds. A turn with a long history to scan takes some hundreds of microseconds on an idle core; what takes milliseconds
+/// waits for a core.
+const OVERHEAD_BUCKETS: [f64; 12] =
+    [0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0];
+
 impl Metrics {
     /// Declares every metric in a registry of its own.
     pub fn new() -> prometheus::Result<Self> {
@@ -70,6 +84,16 @@ impl Metrics {
                 .buckets(FIRST_BYTE_BUCKETS.to_vec()),
                 &["model", "decision"],
             )?,
+            overhead: HistogramVec::new(
+                HistogramOpts::new(
+                    "kvpin_overhead_seconds",
+                    "Time that kvpin itself takes from a turn's whole head to the first write to a replica: waiting for the \
+                     client's body and for a connection is not in it.",
+                )
+                .buckets(OVERHEAD_BUCKETS.to_vec()),
+                &["model"],
+            )?,
+            started_at: Gauge::new("process_start_time_seconds", "When the process began, since the Unix epoch.")?,
             time_between_tokens: HistogramVec::new(
                 HistogramOpts::new(
                     "kvpin_time_between_tokens_seconds",
@@ -134,6 +158,10 @@ impl Metrics {
                 ),
                 &["listen", "host"],
             )?,
+            access_log_dropped: IntCounter::new(
+                "kvpin_access_log_dropped_lines_total",
+                "Lines of the access log that were not written: its file was full or too slow.",
+            )?,
             request_bytes_held: IntGauge::new(
                 "kvpin_request_held_bytes",
                 "Bytes of request bodies held until their turn has an answer, out of replay_memory_bytes_max.",
@@ -145,11 +173,31 @@ impl Metrics {
             registry,
         };
         metrics.register()?;
+        metrics.begin();
         Ok(metrics)
+    }
+
+    /// Counters whose labels are known begin at 0. One that appears with its first event would not show it as an increase, and
+    /// no alert would see it.
+    fn begin(&self) {
+        for (counters, outcomes) in [
+            (&self.reloads, &["applied", "refused"][..]),
+            (&self.upgrades, &["done", "failed"]),
+            (&self.state_writes, &["written", "failed"]),
+            (&self.tls_handshakes, &["done", "failed", "timed_out"]),
+        ] {
+            for outcome in outcomes {
+                counters.with_label_values(&[*outcome]);
+            }
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.started_at.set(now.as_secs_f64());
     }
 
     fn register(&self) -> prometheus::Result<()> {
         self.registry.register(Box::new(self.time_to_first_byte.clone()))?;
+        self.registry.register(Box::new(self.overhead.clone()))?;
+        self.registry.register(Box::new(self.started_at.clone()))?;
         self.registry.register(Box::new(self.time_between_tokens.clone()))?;
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.connections.clone()))?;
@@ -165,6 +213,7 @@ impl Metrics {
         self.registry.register(Box::new(self.pings.clone()))?;
         self.registry.register(Box::new(self.tls_handshakes.clone()))?;
         self.registry.register(Box::new(self.certificates_expire.clone()))?;
+        self.registry.register(Box::new(self.access_log_dropped.clone()))?;
         self.registry.register(Box::new(self.request_bytes_held.clone()))?;
         self.registry.register(Box::new(self.panics.clone()))
     }

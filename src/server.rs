@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::admin::history::History;
 use crate::admin::{Lately, Proxied};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
@@ -36,7 +36,7 @@ use crate::gpu::{self, Sampler};
 use crate::metrics::Metrics;
 use crate::proxy::accept::Connections;
 use crate::proxy::connection::Listener;
-use crate::proxy::{Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE};
+use crate::proxy::{AccessLog, Departure, Leaving, OpenRequests, Proxy, TCP_KEEPALIVE, Target};
 use crate::tls::ListenerTls;
 use crate::{admin, descriptors, proxy, replica};
 
@@ -71,6 +71,7 @@ pub struct Server {
     accepting: Mutex<Option<watch::Sender<bool>>>,
     open: OpenRequests,
     departure: Arc<Departure>,
+    access_log: Arc<AccessLog>,
     history: Arc<History>,
     lately: Arc<Lately>,
     upgrades: Asks,
@@ -116,7 +117,12 @@ impl Server {
     /// Everything but accepting connections: the replicas are looked at from here on.
     fn prepare(config: Config, sockets: Sockets, secret: KeySecret) -> anyhow::Result<Server> {
         descriptors::raise(&config.limits);
-        let routing = Arc::new(Routing::new(config, secret, Metrics::new()?));
+        let metrics = Metrics::new()?;
+        let target =
+            Target::open(&config.access_log.to).map_err(|error| ConfigError::of_access_log(error.to_string()))?;
+        let access_log =
+            AccessLog::begin(target, metrics.access_log_dropped.clone()).context("no thread for the log")?;
+        let routing = Arc::new(Routing::new(config, secret, metrics));
         let threads = available_parallelism().map_or(1, |count| count.get());
         let runtimes = Runtimes { serving: runtime("kvpin-proxy", threads)?, control: runtime("kvpin-admin", 1)? };
         let (watching, on_end) = watch::channel(false);
@@ -134,6 +140,7 @@ impl Server {
             accepting: Mutex::default(),
             open: OpenRequests::default(),
             departure: Arc::default(),
+            access_log: Arc::new(access_log),
             history,
             lately: Arc::default(),
             upgrades,
@@ -211,7 +218,8 @@ impl Server {
     fn proxy_services(&self) -> Vec<Service<Listener>> {
         // Pingora's own way to the replicas isn't used, but made.
         let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
-        let proxy = Proxy::new(Arc::clone(&self.routing), self.open.clone(), Arc::clone(&self.departure));
+        let (routing, departure) = (Arc::clone(&self.routing), Arc::clone(&self.departure));
+        let proxy = Proxy::new(routing, self.open.clone(), departure, Arc::clone(&self.access_log));
         let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
         let connections = Connections::new(self.routing.metrics.connections.clone());
         let table = self.routing.table();
@@ -272,6 +280,7 @@ impl Drop for Server {
         if let Some(accepting) = self.accepting.lock().take() {
             accepting.send_replace(true);
         }
+        self.access_log.flush();
         if let Some(Runtimes { serving, control }) = self.runtimes.take() {
             serving.shutdown_background();
             control.shutdown_background();

@@ -36,6 +36,6 @@ pub fn config(limits: &[&str], replicas: &[SocketAddr]) -> String {
     let limits = if limits.is_empty() { String::new() } else { format!("limits:{limits}\n") };
     let replicas: String = replicas.iter().map(|address| format!("\n      - http://{address}")).collect();
     format!(
-        "listen: 127.0.0.1:0\nadmin: off\nscrape_interval_ms: 60000\n{limits}models:\n  {MODEL}:\n    replicas:{replicas}\n"
+        "listen: 127.0.0.1:0\nadmin: off\naccess_log: {{to: off}}\nscrape_interval_ms: 60000\n{limits}models:\n  {MODEL}:\n    replicas:{replicas}\n"
     )
 }

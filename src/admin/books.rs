@@ -54,7 +54,7 @@ pub struct Cold {
 pub struct FirstByte {
     pub p50_s: Option<f64>,
     pub p95_s: Option<f64>,
-    /// Turns.
+    /// Turns; side calls are left out.
     pub count: u64,
 }
 

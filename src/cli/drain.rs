@@ -227,9 +227,17 @@ impl Admin {
     }
 
     pub(super) async fn status(&self) -> anyhow::Result<Status> {
-        let call = self.authorized(Request::get(format!("{}{STATUS}", self.url))).body(Full::default())?;
-        serde_json::from_slice(&self.exchange(call).await?)
+        serde_json::from_slice(&self.status_json().await?)
             .context("its status can't be read; is it another version of kvpin?")
+    }
+
+    /// The status as it was sent, which is JSON of a kvpin.
+    pub(super) async fn status_json(&self) -> anyhow::Result<Vec<u8>> {
+        let call = self.authorized(Request::get(format!("{}{STATUS}", self.url))).body(Full::default())?;
+        let json = self.exchange(call).await?;
+        let is_kvpins =
+            serde_json::from_slice::<Value>(&json).is_ok_and(|status| status["kvpin"]["version"].is_string());
+        if is_kvpins { Ok(json) } else { bail!("what answers at {} is no admin listener of a kvpin", self.url) }
     }
 
     /// The body of a good answer; of another, what it says is wrong.
@@ -259,6 +267,10 @@ impl Admin {
             return Ok(body);
         }
         let said: Value = serde_json::from_slice(&body).unwrap_or_default();
-        bail!("{}", said["error"]["message"].as_str().map_or_else(|| format!("it answered {status}"), str::to_owned))
+        match said["error"]["message"].as_str() {
+            Some(message) if status != StatusCode::NOT_FOUND || said["error"]["type"].is_null() => bail!("{message}"),
+            // kvpin's own listeners for clients say so too, with a type.
+            Some(_) | None => bail!("what answers at {} is no admin listener of a kvpin: it said {status}", self.url),
+        }
     }
 }

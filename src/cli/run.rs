@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use log::{LevelFilter, error, warn};
 use tokio::runtime::Builder;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::metrics::Metrics;
 use crate::server::{Life, Start};
 
@@ -43,6 +43,10 @@ pub fn run(args: &RunArgs) -> ExitCode {
     let start = if args.take_over { Start::TakeOver } else { Start::Alone };
     match serve(path, config, start) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.downcast_ref::<ConfigError>().is_some() => {
+            eprintln!("{}:\n{error}", path.display());
+            ExitCode::from(EXIT_CONFIG)
+        }
         Err(error) => {
             error!("{error:#}");
             ExitCode::FAILURE

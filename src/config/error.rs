@@ -43,6 +43,11 @@ impl ConfigError {
         Self::one(Problem { line: None, path: String::new(), reason: format!("{}: {err}", path.display()) })
     }
 
+    /// The file of the access log can't be opened. The line that names it isn't at hand any more.
+    pub fn of_access_log(reason: String) -> Self {
+        Self::one(Problem { line: None, path: "access_log.to".to_owned(), reason })
+    }
+
     /// serde_yaml shows path, message and position as one text only, so they are taken apart here.
     pub(super) fn from_yaml(err: &serde_yaml::Error) -> Self {
         let mut text = err.to_string();

@@ -8,6 +8,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::Balancing;
+use super::access_log::AccessLogFile;
 use super::gpus::GpuFile;
 use super::size::Bytes;
 use super::surface::PathFile;
@@ -30,6 +31,7 @@ pub(super) struct File {
     pub(super) shutdown_grace_s: Option<u64>,
     pub(super) state_file: Option<String>,
     pub(super) state_interval_s: Option<u64>,
+    pub(super) access_log: AccessLogFile,
     pub(super) nvml: Option<String>,
     pub(super) health: HealthFile,
     pub(super) limits: LimitsFile,

@@ -13,6 +13,7 @@
 //! and the resolver.
 
 mod access;
+mod access_log;
 mod addresses;
 mod affinity;
 mod bounds;
@@ -47,6 +48,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
+pub use access_log::{AccessLogFormat, AccessLogTo};
 pub use error::{ConfigError, Problem};
 pub use gpus::{GpuId, NvmlConfig};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
@@ -82,6 +84,8 @@ pub struct Config {
     pub trusted_proxies: Vec<IpNet>,
     /// What one client, and all of them together, may take.
     pub limits: Limits,
+    /// Where a line for each request goes, and what it looks like.
+    pub access_log: AccessLogConfig,
     /// Between two readings of a replica's /metrics, 50 ms to 60 s.
     pub scrape_interval: Duration,
     /// How replicas are watched, and by what they are taken down and back.
@@ -104,6 +108,13 @@ pub struct ListenConfig {
     pub address: SocketAddr,
     /// `None`: what passes is not encrypted.
     pub tls: Option<ListenerTls>,
+}
+
+/// The log of requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessLogConfig {
+    pub to: AccessLogTo,
+    pub format: AccessLogFormat,
 }
 
 /// Where what is remembered is written.

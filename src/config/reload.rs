@@ -6,7 +6,9 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use super::locate::{self, Path};
-use super::{Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys};
+use super::{
+    AccessLogConfig, Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys,
+};
 use crate::tls::{Authority, ListenerTls};
 
 /// What can't change while the process runs: sockets are opened once. Everything else is read from the routing table where
@@ -90,6 +92,7 @@ impl Config {
             decision_headers,
             allow_paths,
             trusted_proxies,
+            access_log: AccessLogConfig { to, format },
             health,
             limits,
             scrape_interval,
@@ -110,6 +113,8 @@ impl Config {
             ("decision_headers", decision_headers.to_string()),
             ("allow_paths", format!("[{}]", words(allow_paths))),
             ("trusted_proxies", format!("[{}]", words(trusted_proxies))),
+            ("access_log.to", to.to_string()),
+            ("access_log.format", format.to_string()),
             ("scrape_interval_ms", millis(scrape_interval)),
             ("shutdown_grace_s", seconds(shutdown_grace)),
             ("state_file", state_file.to_string()),

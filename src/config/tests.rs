@@ -85,6 +85,7 @@ fn the_shortest_file_gets_every_default() {
         decision_headers: true,
         allow_paths: Vec::new(),
         trusted_proxies: Vec::new(),
+        access_log: AccessLogConfig { to: AccessLogTo::Stderr, format: AccessLogFormat::Text },
         limits: Limits {
             body_bytes_max: 32 << 20,
             head_bytes_max: 64 << 10,
@@ -144,6 +145,7 @@ fn the_commented_file_has_every_key() {
     for text in [
         with_top("zzz: 1\n"),
         with_top("limits: {zzz: 1}\n"),
+        with_top("access_log: {zzz: 1}\n"),
         with_model("    zzz: 1\n"),
         with_replicas("      - {zzz: 1}\n"),
         with_top("listen: {address: '127.0.0.1:1', zzz: 1}\n"),

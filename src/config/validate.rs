@@ -14,7 +14,7 @@ use super::file::{File, HealthFile, ModelFile, Ordered};
 use super::listen::{self, Listener};
 use super::locate::Path;
 use super::named_files::NamedFiles;
-use super::{Config, HealthConfig, ModelConfig, StateFile, Surroundings, gpus, limits, model, surface};
+use super::{Config, HealthConfig, ModelConfig, StateFile, Surroundings, access_log, gpus, limits, model, surface};
 
 /// Loopback: who may use the GPUs from elsewhere is for the operator to say.
 pub(super) const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -28,6 +28,7 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
     let mut named_files = NamedFiles::read(&file, around.directory, &mut problems);
     let listen = listen::validate(file.listen.take(), around, &mut problems);
     let admin = admin(file.admin.as_deref(), &mut problems);
+    let access_log = access_log::validate(std::mem::take(&mut file.access_log), around, &mut problems);
     let health = health(&file.health, &mut problems);
     let limits = limits::validate(&file.limits, &mut problems);
     let scrape_interval_ms = problems.number(&top, &bounds::SCRAPE_INTERVAL, file.scrape_interval_ms);
@@ -59,6 +60,7 @@ pub(super) fn validate(mut file: File, around: Surroundings<'_>) -> Result<Confi
         decision_headers: file.decision_headers.unwrap_or(true),
         allow_paths,
         trusted_proxies,
+        access_log,
         health,
         limits,
         scrape_interval: Duration::from_millis(scrape_interval_ms),

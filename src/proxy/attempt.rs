@@ -130,6 +130,7 @@ impl<'a> Attempt<'a> {
         let write_timeout = self.limits().write_timeout;
         let exchange = Exchange::begin(connection, self.session, self.context, write_timeout);
         let mut exchange = exchange.map_err(Broken::before_head)?;
+        self.proxy.sent(self.context);
         let head = self.head(&mut exchange).await.map_err(Broken::before_head)?;
         let opening = match head.status {
             StatusCode::OK if response_head::is_stream(&head) => self.stream(&mut exchange, head).await,

@@ -54,6 +54,7 @@ pub struct RequestBody {
     memory_max: usize,
     splice: Option<Splice>,
     late: Option<LateSearch>,
+    waited: Duration,
     patience: Patience,
     share: Share,
 }
@@ -70,8 +71,22 @@ pub struct Reader<'a> {
     /// Whether what comes is looked at although the search has its answer.
     looks_on: bool,
     own: BytesMut,
+    /// How long the client was waited for.
+    waited: Duration,
     patience: Patience,
     share: Share,
+}
+
+/// A wait that counts however it ends.
+struct Waited<'a> {
+    since: Instant,
+    sum: &'a mut Duration,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        *self.sum += self.since.elapsed();
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -96,6 +111,7 @@ impl<'a> Reader<'a> {
             looks_on: length.is_none(),
             own: BytesMut::new(),
             patience: Patience::new(limits),
+            waited: Duration::ZERO,
             share,
         })
     }
@@ -192,6 +208,7 @@ impl<'a> Reader<'a> {
             memory_max: memory_for_replays(self.limits),
             splice: None,
             late: None,
+            waited: self.waited,
             patience: self.patience,
             share: self.share,
         }
@@ -220,7 +237,10 @@ impl<'a> Reader<'a> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, Refusal> {
-        match self.patience.wait(self.session.read_request_body()).await {
+        let waited = Waited { since: Instant::now(), sum: &mut self.waited };
+        let read = self.patience.wait(self.session.read_request_body()).await;
+        drop(waited);
+        match read {
             Ok(Some(chunk)) if self.read + chunk.len() > self.limits.body_bytes_max => {
                 Err(Refusal::BodyTooLarge { bytes_max: self.limits.body_bytes_max })
             }
@@ -273,6 +293,11 @@ impl RequestBody {
     /// What is left of the time that the client has for the rest.
     pub fn patience(&mut self) -> &mut Patience {
         &mut self.patience
+    }
+
+    /// How long the client was waited for before the replica was known.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Goes on with a search that has looked at all that was read.
@@ -381,6 +406,7 @@ mod tests {
             memory_max: 1000,
             splice: None,
             late: None,
+            waited: Duration::ZERO,
             patience: Patience::new(&Limits::default()),
             share,
         }

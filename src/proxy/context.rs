@@ -41,6 +41,10 @@ pub struct Context {
     pub stream: Option<Stream>,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
+    /// How long connections to replicas were waited for.
+    pub connecting: Duration,
+    /// Whether the request has gone out, to whatever replica.
+    pub is_sent: bool,
     /// Replicas that failed this turn.
     pub tried: Vec<ReplicaId>,
     /// Whether the current replica was already given a second chance on a fresh connection.
@@ -161,6 +165,8 @@ impl Context {
             is_side_after_all: false,
             stream: None,
             lease: None,
+            connecting: Duration::ZERO,
+            is_sent: false,
             tried: Vec::new(),
             reconnected: false,
             breaks: 0,
@@ -209,6 +215,15 @@ impl Context {
         let status = refusal.answer(self.dialect).status;
         self.refusal = Some(refusal);
         Error::explain(ErrorType::HTTPStatus(status), "kvpin answers")
+    }
+
+    /// The request begins to go out. Returns what kvpin itself has taken until then, the first time.
+    pub fn sent(&mut self) -> Option<Duration> {
+        if std::mem::replace(&mut self.is_sent, true) {
+            return None;
+        }
+        let waited = self.connecting + self.body.as_ref().map_or(Duration::ZERO, RequestBody::waited);
+        Some(self.started.elapsed().saturating_sub(waited))
     }
 
     /// All of the answer has come, and only the writing of it is left. The caller's place is given back before that: who asks

@@ -5,6 +5,7 @@
 //! pool and HTTP/1.1 client on one side and its session on the other.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use log::{debug, warn};
 use pingora::Result;
@@ -53,7 +54,10 @@ impl Proxy {
         let Ok(destination) = self.destination(&table, lease.replica(), context.reconnected) else {
             return Ok(Some((Trouble::Unreachable(None), None)));
         };
-        let (connection, is_pooled) = match self.replicas.connect(&destination).await {
+        let connecting = Instant::now();
+        let connected = self.replicas.connect(&destination).await;
+        context.connecting += connecting.elapsed();
+        let (connection, is_pooled) = match connected {
             Ok(connected) => connected,
             Err(error) => return Ok(Some((Trouble::connecting(&error), None))),
         };
@@ -132,6 +136,14 @@ impl Proxy {
         if context.first_byte().is_some() {
             context.kept = None;
             self.departure.teach().await;
+        }
+    }
+
+    /// The request begins to go out.
+    pub(super) fn sent(&self, context: &mut Context) {
+        if let (Some(took), Some(request)) = (context.sent(), &context.request) {
+            let labels = [request.model.name.as_str()];
+            self.routing.metrics.overhead.with_label_values(&labels).observe(took.as_secs_f64());
         }
     }
 

@@ -73,7 +73,7 @@ use crate::balancer::Outcome;
 use crate::connector::Connector;
 use crate::dispatch::Routing;
 
-pub use access_log::TARGET as ACCESS_LOG;
+pub use access_log::{AccessLog, CannotOpen, Target};
 pub use context::{Context, OpenRequests};
 pub use departure::{Departure, Leaving, Teacher};
 pub use explain::{Explanation, explain};
@@ -86,6 +86,7 @@ use local::Asked;
 use memory::Budget;
 use refusal::Refusal;
 use streams::Streams;
+use trouble::Trouble;
 
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const POOLED_MAX: usize = 1024;
@@ -95,6 +96,7 @@ pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
     departure: Arc<Departure>,
+    access_log: Arc<AccessLog>,
     memory: Arc<Budget>,
     streams: Streams,
     /// Connections to the replicas, and the pool of those that are idle.
@@ -183,7 +185,7 @@ impl ProxyHttp for Proxy {
             log_failure(error, outcome, context);
         }
         context.charge(session.body_bytes_read());
-        access_log::write(session, context);
+        self.log_access(session, context);
         if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
             context.caller.count(verdict);
         }
@@ -209,12 +211,21 @@ enum Admitted {
 }
 
 impl Proxy {
-    pub fn new(routing: Arc<Routing>, open: OpenRequests, departure: Arc<Departure>) -> Self {
+    pub fn new(
+        routing: Arc<Routing>,
+        open: OpenRequests,
+        departure: Arc<Departure>,
+        access_log: Arc<AccessLog>,
+    ) -> Self {
         let memory = Arc::new(Budget::new(routing.metrics.request_bytes_held.clone()));
         let replicas = Connector::new(POOLED_MAX);
+        // From 0 on, so that the first one is an increase too.
+        for trouble in Trouble::ALL {
+            routing.metrics.retries.with_label_values(&[trouble.as_str()]);
+        }
         let streams = Streams::default();
         // 0 is the common pool.
-        Proxy { routing, open, departure, memory, streams, replicas, fresh_pools: AtomicU64::new(1) }
+        Proxy { routing, open, departure, access_log, memory, streams, replicas, fresh_pools: AtomicU64::new(1) }
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.

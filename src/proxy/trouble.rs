@@ -25,6 +25,17 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// One of each word.
+    pub const ALL: [Trouble; 7] = [
+        Trouble::StaleConnection,
+        Trouble::Unreachable(None),
+        Trouble::BrokeOff,
+        Trouble::WentDown,
+        Trouble::Failing,
+        Trouble::EngineError,
+        Trouble::Draining,
+    ];
+
     /// Why a replica can't be connected to.
     pub fn connecting(error: &Error) -> Self {
         Trouble::Unreachable(down_reason(error))

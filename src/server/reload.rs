@@ -7,6 +7,7 @@ use log::{info, warn};
 use crate::admin::lately::ReloadStatus;
 use crate::config::{Config, ConfigError, Problem};
 use crate::dispatch::{EventKind, Reloaded};
+use crate::proxy::Target;
 
 use super::Server;
 use super::transfer::unix_ms;
@@ -33,6 +34,7 @@ impl Server {
             }
             Err(Refused { changes, problems }) => {
                 let said: Vec<_> = problems.iter().map(ToString::to_string).collect();
+                self.routing.events.add(EventKind::Reload, "", "", format!("reload refused: {}", said.join("; ")));
                 warn!("reload refused, nothing has changed: {}: {}", path.display(), said.join("\n"));
                 ("refused", ReloadStatus::refused(changes, &problems))
             }
@@ -50,9 +52,13 @@ impl Server {
         let known = running.config.warnings();
         let warnings = config.warnings();
         let (changes, problems) = (running.config.changes(&config), running.config.fixed(&config, &text));
+        // Opened anew even where nothing has changed: the old file may have been put aside.
+        let access_log = Target::open(&config.access_log.to);
+        let access_log = access_log.map_err(|error| ConfigError::of_access_log(error.to_string()))?;
         match self.routing.reload(config) {
             Reloaded::NeedsRestart(_) => Err(Refused { changes, problems }),
             Reloaded::Applied(changes) => {
+                self.access_log.switch(access_log);
                 self.show_certificates();
                 for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
                     warn!("{warning}");

@@ -30,7 +30,8 @@ const HEAD: &[u8] = b"\x83\x87\x41\x01x\x04\x08/v1/echo";
 
 #[tokio::test]
 async fn a_body_that_stops_arriving_is_refused_wherever_it_stops() {
-    let (edge, mut hand) = with_limits(json!({ "body_timeout_s": 1 })).await;
+    // A byte earns a second, so that whoever sends is never late.
+    let (edge, mut hand) = with_limits(json!({ "body_timeout_s": 1, "body_rate_min_bytes_per_s": 1 })).await;
     let mut client = edge.h2().await;
     // In the middle of what kvpin reads for itself.
     let mut stream = client.begin(&Call::post("/v1/completions", "").chunked(1)).await;

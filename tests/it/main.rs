@@ -1,6 +1,8 @@
 //! Facts about the built kvpin as a process, in front of replicas that remember what arrived. A module a subject; the name
 //! of a test is the fact that it proves.
 
+mod access_log;
+mod agreement;
 mod bad_input;
 mod bench;
 mod bodies;
@@ -33,6 +35,7 @@ mod shutdown;
 mod silence;
 mod spill;
 mod state;
+mod status;
 mod stickiness;
 mod streaming;
 mod support;

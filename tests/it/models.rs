@@ -113,7 +113,11 @@ async fn a_renamed_turn_is_renamed_for_the_replica_that_takes_it_over_too() {
     let (recorder, mut away) = (Recorder::start(), Recorder::start());
     let replicas = json!([away.url(), recorder.url()]);
     let aliases = json!([{ "name": "sonnet", "upstream": "the-engines" }]);
-    let kvpin = Kvpin::serve(json!({ "m": { "aliases": aliases, "replicas": replicas } })).await;
+    let mut config = config(json!({ "m": { "aliases": aliases, "replicas": replicas } }));
+    // A turn has to find out that it is away, before any look does.
+    config["scrape_interval_ms"] = json!(60_000);
+    config["health"] = json!({ "interval_ms": 60_000, "backoff_max_ms": 60_000 });
+    let kvpin = Kvpin::start(&config).await;
     away.go_away().await;
     for bytes in [100, 300_000] {
         for _ in 0..2 {

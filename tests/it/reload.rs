@@ -10,7 +10,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use crate::support::call::Call;
-use crate::support::client::{Piece, Wire};
+use crate::support::client::{Piece, Wire, call};
 use crate::support::generations::Generations;
 use crate::support::kvpin::{Kvpin, config, run};
 use crate::support::load::{Load, Refusals};
@@ -169,6 +169,21 @@ async fn a_bad_file_changes_nothing_and_says_why() {
         let reply = kvpin.call(&Call::post("/v1/messages", r#"{"model":"m"}"#)).await;
         assert_eq!((reply.status(), reply.replica()), (200, recorder.name().as_str()));
     }
+}
+
+#[tokio::test]
+async fn reloads_are_on_the_time_line_the_refused_ones_with_their_reason() {
+    let recorder = Recorder::start();
+    let good = config(json!({ "m": { "replicas": [recorder.url()] } }));
+    let kvpin = Kvpin::start(&good).await;
+    assert!(!kvpin.reload_text("listen: here\nmodels: {}\n").await);
+    assert!(kvpin.reload(&good).await);
+    let history = call(kvpin.admin, &Call::get("/api/v1/history")).await.json();
+    let events = history["events"].as_array().expect("events");
+    let texts: Vec<_> =
+        events.iter().filter(|event| event["kind"] == "reload").map(|event| event["text"].as_str()).collect();
+    let [Some(refused), Some("reloaded: no changes")] = texts[..] else { panic!("{history}") };
+    assert!(refused.starts_with("reload refused: line 1: listen: `here` ") && refused.contains("; "), "{refused}");
 }
 
 #[tokio::test]

@@ -231,6 +231,20 @@ pub(super) const REPLICA: &[Family<ReplicaSnapshot>] = &[
         values: |replica| of_engine(replica, |scrape| scrape.prefix_hits_tokens as f64),
     },
     Family {
+        name: "kvpin_engine_prompt_tokens_total",
+        kind: Kind::Counter,
+        help: "Prompt tokens that the engine has processed since it started, kvpin's and others'.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.prompt_tokens as f64),
+    },
+    Family {
+        name: "kvpin_engine_generation_tokens_total",
+        kind: Kind::Counter,
+        help: "Tokens that the engine has generated since it started, for kvpin and others.",
+        label: "",
+        values: |replica| of_engine(replica, |scrape| scrape.generation_tokens as f64),
+    },
+    Family {
         name: "kvpin_prompt_tokens_total",
         kind: Kind::Counter,
         help: "Prompt tokens of the turns that the replica served: found in its cache or computed, by the engine's count; or \
@@ -277,6 +291,13 @@ pub(super) const REPLICA: &[Family<ReplicaSnapshot>] = &[
         help: "Prompt tokens of those turns that had to be computed again.",
         label: "reason",
         values: |replica| replica.ledger.cold().map(|(reason, line)| (reason.as_str(), line.tokens as f64)).collect(),
+    },
+    Family {
+        name: "kvpin_cold_survived_tokens_total",
+        kind: Kind::Counter,
+        help: "Prompt tokens of those turns that were found in the cache all the same.",
+        label: "reason",
+        values: |replica| replica.ledger.cold().map(|(reason, line)| (reason.as_str(), line.survived as f64)).collect(),
     },
     Family {
         name: "kvpin_working_set_tokens",

@@ -4,6 +4,7 @@
 
 mod families;
 mod gpus;
+mod process;
 
 use prometheus::core::Collector;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -13,6 +14,7 @@ use crate::balancer::{Membership, ReplicaSnapshot};
 use super::View;
 
 use families::{KEY, MODEL, PROCESS, REPLICA};
+use process::{USAGE, Usage};
 
 /// A family of series, and where its values come from. Every source yields pairs of a label value and a value.
 struct Family<T> {
@@ -42,6 +44,11 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
     for family in PROCESS {
         let series = family.register(&registry, &[])?;
         family.fill(&series, view, &[]);
+    }
+    let usage = Usage::read();
+    for family in USAGE {
+        let series = family.register(&registry, &[])?;
+        family.fill(&series, &usage, &[]);
     }
     for family in KEY {
         let series = family.register(&registry, &["key"])?;

@@ -160,7 +160,7 @@ fn config(affinity: bool, replicas: &[ReplicaServer]) -> anyhow::Result<Config> 
     let urls: Vec<_> = replicas.iter().map(|replica| format!("http://{}", replica.address())).collect();
     let model = serde_json::json!({ "affinity": affinity, "max_num_seqs": 32, "replicas": urls });
     let file = serde_json::json!({
-        "listen": "127.0.0.1:0", "admin": "off", "scrape_interval_ms": 250,
+        "listen": "127.0.0.1:0", "admin": "off", "access_log": { "to": "off" }, "scrape_interval_ms": 250,
         "models": BTreeMap::from([(MODEL, model)]),
     });
     // JSON is YAML.

@@ -16,6 +16,7 @@ pub mod recorder;
 pub mod replicas;
 pub mod reserved;
 pub mod rogue;
+pub mod scrape;
 pub mod secure;
 pub mod stage;
 pub mod standin;
