@@ -266,6 +266,29 @@ async fn a_log_becomes_a_trace_and_a_trace_is_replayed() {
 }
 
 #[tokio::test]
+async fn the_access_log_that_kvpin_writes_is_what_a_trace_is_made_of() {
+    let server = start(fast()).await;
+    let mut logged = config(json!({ MODEL: { "replicas": urls(std::slice::from_ref(&server)) } }));
+    logged["access_log"] = json!({ "to": "access.log", "format": "json" });
+    let kvpin = Kvpin::start(&logged).await;
+    let address = kvpin.address.to_string();
+    let work = ["--url", &address, "--model", MODEL, "--sessions", "2", "--seconds", "2", "--rounds", "1", "--json"];
+    let output = bench(&[&work[..], &SMALL].concat()).await;
+    let complete = report(&output)["bench"]["cells"][0]["turns_complete"].as_u64().expect("a count") as usize;
+    // The four questions of what a token is are turns too.
+    let recorded = crate::support::until("every turn has its line", async || {
+        let recorded = bench(&["--record", &kvpin.file("access.log")]).await;
+        (String::from_utf8_lossy(&recorded.stdout).lines().count() >= complete + 4).then_some(recorded)
+    })
+    .await;
+    assert_eq!(recorded.status.code(), Some(0), "{}", stderr(&recorded));
+    let text = String::from_utf8_lossy(&recorded.stdout).into_owned();
+    let turns: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a turn")).collect();
+    assert!(turns.iter().all(|turn| turn["prompt_tokens"].as_u64() > Some(0)), "{text}");
+    assert_eq!(turns[0]["at_s"], 0.0);
+}
+
+#[tokio::test]
 async fn an_order_holds_until_the_next_reload_and_can_be_seen() {
     let (_server, kvpin) = ranked().await;
     let order = |body: &str| Call::post(&format!("/api/v1/models/{MODEL}/affinity"), body).at_localhost();
