@@ -108,8 +108,10 @@ fn held_turns(status: &Value) -> u64 {
 
 /// The end of a turn, as an engine counts it.
 async fn answer(turn: &mut HandTurn, of: &mut Wire) -> Reply {
-    let usage = json!({ "prompt_tokens": 5_000, "completion_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } });
-    let choices = json!([{ "index": 0, "finish_reason": "stop", "message": { "role": "assistant", "content": "yes" } }]);
+    let usage =
+        json!({ "prompt_tokens": 5_000, "completion_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } });
+    let choices =
+        json!([{ "index": 0, "finish_reason": "stop", "message": { "role": "assistant", "content": "yes" } }]);
     turn.answer(&json!({ "object": "chat.completion", "choices": choices, "usage": usage }).to_string()).await;
     of.reply("POST").await.expect("an answer")
 }

@@ -132,7 +132,7 @@ fn the_longest_hold_ends_over_the_line() {
     assert_eq!(rig.balancer.take_let_in(), [place]);
     let snapshot = rig.balancer.snapshot(rig.now);
     assert_eq!((snapshot.door.counters.held, snapshot.door.counters.forced, snapshot.door.held), (1, 1, 0));
-    assert!(snapshot.replicas[0].room.working_set_tokens > CAPACITY);
+    assert!(snapshot.replicas[0].room.expect("it is known").working_set_tokens > CAPACITY);
     tickets.into_iter().for_each(|ticket| end(&mut rig, ticket));
 }
 
@@ -195,7 +195,7 @@ fn a_restarted_engine_has_room_again() {
         let scrape = Scrape { at: rig.now, kv_capacity_tokens: CAPACITY, signs: signs(start_s), ..Scrape::default() };
         rig.balancer.scraped(id(0), scrape);
     }
-    assert_eq!(rig.balancer.snapshot(rig.now).replicas[0].room.residents, 0);
+    assert_eq!(rig.balancer.snapshot(rig.now).replicas[0].room.map(|room| room.residents), Some(0));
     for n in 3..6 {
         let ticket = seated(&mut rig, n);
         end(&mut rig, ticket);
