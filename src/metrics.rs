@@ -74,8 +74,7 @@ const OVERHEAD_BUCKETS: [f64; 12] =
     [0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0];
 
 /// Seconds. Below 1 a client notices nothing; 300 is where `hold_max_s` lets everybody in, and 360 where Claude Code has given up.
-const HOLD_BUCKETS: [f64; 14] =
-    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 180.0, 300.0, 360.0];
+const HOLD_BUCKETS: [f64; 14] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 180.0, 300.0, 360.0];
 
 impl Metrics {
     /// Declares every metric in a registry of its own.

@@ -133,8 +133,12 @@ const KEY: &[(&str, Pair)] = &[
 ];
 
 /// Distributions of times: what the status has of them is quantiles of its own.
-const TIMES: [&str; 4] =
-    ["kvpin_hold_seconds", "kvpin_overhead_seconds", "kvpin_time_between_tokens_seconds", "kvpin_time_to_first_byte_seconds"];
+const TIMES: [&str; 4] = [
+    "kvpin_hold_seconds",
+    "kvpin_overhead_seconds",
+    "kvpin_time_between_tokens_seconds",
+    "kvpin_time_to_first_byte_seconds",
+];
 
 /// Numbers of an object by their path, and `null`, which may be one.
 fn numbers(at: &str, value: &Value, found: &mut BTreeMap<String, Option<f64>>) {
@@ -280,8 +284,10 @@ async fn wait_at_the_door(kvpin: &Kvpin) {
         turn(body).of(id)
     };
     let held = async |count: f64| {
-        until("so many are held", async || (kvpin.metric("kvpin_held_turns{model=\"narrow\"").await == count).then_some(()))
-            .await;
+        until("so many are held", async || {
+            (kvpin.metric("kvpin_held_turns{model=\"narrow\"").await == count).then_some(())
+        })
+        .await;
     };
     let mut resident = kvpin.connect().await;
     assert_eq!(resident.begin(&call("resident", 20_000)).await.status, 200);

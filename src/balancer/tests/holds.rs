@@ -61,7 +61,11 @@ fn the_snapshot_tells_who_waits_for_how_much_and_how_long_turns_were_held() {
     rig.now += 300 * SECOND;
     rig.balancer.tick(rig.now);
     let door = rig.balancer.snapshot(rig.now).door;
-    assert_eq!((door.held, door.needed_tokens, door.holds.count(), door.counters.forced), (0, 0, 3, 3), "of turns, not of places");
+    assert_eq!(
+        (door.held, door.needed_tokens, door.holds.count(), door.counters.forced),
+        (0, 0, 3, 3),
+        "of turns, not of places"
+    );
 }
 
 #[test]

@@ -370,7 +370,8 @@ pub(super) mod tests {
         model.admission.needed_tokens = 620_000;
         model.replicas[0].resident_tokens = Some(880_000);
         model.replicas[0].admission_limit_tokens = Some(900_000);
-        let line = "  7 turns wait, the first for 40 s: the conversations at work need 1.5M tokens, the replicas hold 900.0k";
+        let line =
+            "  7 turns wait, the first for 40 s: the conversations at work need 1.5M tokens, the replicas hold 900.0k";
         let text = cards(&status, Ink::Plain);
         assert!(text.lines().any(|found| found == line), "{text}");
         status.models[0].admission.held_turns = 1;
