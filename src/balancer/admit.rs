@@ -348,7 +348,7 @@ impl Balancer {
             Decision::Placed { reason: Placement::New } => {
                 let is_first_there = self.replicas[ticket.replica.index()].ledger.measured_turns <= 1;
                 self.door.learnt.began(length, cost.cached.filter(|_| !is_first_there));
-                self.door.rooms.shared = self.door.learnt.shared();
+                self.door.rooms.share(self.door.learnt.shared());
             }
             Decision::Sticky if before > 0 => {
                 self.door.learnt.grew(length.saturating_sub(before));

@@ -137,7 +137,7 @@ async fn a_third_conversation_waits_until_one_falls_silent_and_says_how_long() {
     // A resident comes back, and is not held though others wait.
     let mut again = sent(full.kvpin.address, &turn("first")).await;
     let mut turn_again = full.hand.turn().await;
-    assert!(turn_again.body.starts_with(b"{\"max_tokens\":5,\"messages\":[{\"content\":\"first "));
+    assert!(turn_again.body == turn("first").body);
     assert_eq!(answer(&mut turn_again, &mut again).await.decision(), "sticky");
 
     let mut arrived = full.hand.turn().await;
@@ -219,9 +219,6 @@ async fn where_too_many_wait_the_next_one_is_refused_in_each_dialect() {
         }
         call.body = body.to_string().into_bytes();
         let reply = full.kvpin.call(&call).await;
-        if path == "/v1/completions" && reply.status() == 200 {
-            panic!("{path} was let in");
-        }
         assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")), "{path}: {}", reply.text());
         let said = match path {
             "/v1/messages" => {
@@ -281,9 +278,6 @@ async fn a_reload_that_turns_admission_off_lets_everybody_in() {
         waiting.push(full.held(&turn(id)).await);
     }
     let off = config(model(&[full.hand.url()], json!({ "admission": "off" })));
-    let mut off = off;
-    off["access_log"] = json!({ "to": "access.log", "format": "json" });
-    // Its ports are the kernel's, and stay.
     assert!(full.kvpin.reload(&off).await);
     for _ in 0..3 {
         full.hand.turn().await.answer("{}").await;
@@ -296,9 +290,8 @@ async fn a_reload_that_turns_admission_off_lets_everybody_in() {
     let status = full.until_none_is_held().await;
     assert_eq!((&admission(&status)["mode"], &admission(&status)["hold"]["count"]), (&json!("off"), &json!(3)));
     assert_eq!(status["models"][0]["replicas"][0]["residents"], Value::Null);
-    let fresh = sent(full.kvpin.address, &turn("sixth")).await;
+    let mut fresh = sent(full.kvpin.address, &turn("sixth")).await;
     let mut arrived = full.hand.turn().await;
-    let mut fresh = fresh;
     assert_eq!(held_ms(&answer(&mut arrived, &mut fresh).await), None);
 }
 

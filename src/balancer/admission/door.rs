@@ -93,7 +93,7 @@ impl Door {
             if now.saturating_sub(resident.silent_since) >= self.stay(resident, capacity, policy) {
                 going.push(conversation);
                 staying -= 1;
-                over = over.saturating_sub(resident.weight().saturating_sub(self.rooms.shared));
+                over = over.saturating_sub(self.rooms.beside_others(resident.weight()));
                 if over == 0 {
                     return Some(going);
                 }

@@ -40,6 +40,8 @@ pub struct Room {
     pub residents: u32,
     /// What all residents take, each by itself.
     pub sum: u64,
+    /// Residents as long as what conversations have in common. A shorter one is none of those that begin with it.
+    pub sharers: u32,
     /// What turns in flight take that belong to no resident.
     pub visiting: u64,
     /// Residents that were let in and whose first turn has no answer yet.
@@ -78,15 +80,16 @@ impl Room {
             silent: LinkedHashMap::default(),
             residents: 0,
             sum: 0,
+            sharers: 0,
             visiting: 0,
             cold: 0,
             trim: Trim { percent: 100, missed: 0.0, at: Duration::ZERO },
         }
     }
 
-    /// What is wanted of the cache, where `shared` tokens of every resident are the same ones.
+    /// What is wanted of the cache, where `shared` tokens of those who share are the same ones.
     pub fn working_set(&self, shared: u64) -> u64 {
-        let again = shared * u64::from(self.residents.saturating_sub(1));
+        let again = shared * u64::from(self.sharers.saturating_sub(1));
         self.visiting + self.sum.saturating_sub(again)
     }
 }

@@ -35,7 +35,7 @@ pub struct Rooms {
     /// Indexed by [`ReplicaId`].
     rooms: Vec<Room>,
     /// Tokens that conversations have in common.
-    pub shared: u64,
+    shared: u64,
     entries: u64,
 }
 
@@ -64,8 +64,25 @@ impl Rooms {
     /// What is wanted of it with another resident, who needs so many tokens.
     pub fn with_another(&self, replica: ReplicaId, need: u64) -> u64 {
         let Some(room) = self.room(replica) else { return need };
-        let own = if room.residents == 0 { need } else { need.saturating_sub(self.shared) };
+        let own = if room.sharers == 0 { need } else { self.beside_others(need) };
         room.working_set(self.shared) + own
+    }
+
+    /// What somebody takes of the cache who has so many tokens, beside others who have what they share.
+    pub fn beside_others(&self, tokens: u64) -> u64 {
+        tokens.checked_sub(self.shared).unwrap_or(tokens)
+    }
+
+    /// So many tokens are what conversations have in common.
+    pub fn share(&mut self, shared: u64) {
+        if shared == self.shared {
+            return;
+        }
+        self.shared = shared;
+        self.rooms.iter_mut().for_each(|room| room.sharers = 0);
+        for resident in self.residents.values() {
+            self.rooms[resident.replica.index()].sharers += u32::from(resident.weight() >= shared);
+        }
     }
 
     /// A conversation is let in, or found elsewhere than where it was let in before.
@@ -84,8 +101,10 @@ impl Rooms {
             asks: true,
             is_leaving: false,
         };
+        let shares = resident.weight() >= self.shared;
         let room = self.room_mut(replica);
         room.residents += 1;
+        room.sharers += u32::from(shares);
         room.sum += resident.weight();
         room.silent.insert(conversation, ());
         self.residents.insert(conversation, resident);
@@ -94,8 +113,10 @@ impl Rooms {
     /// A conversation gives its room up. Turns of it that are in flight go on.
     pub fn dismiss(&mut self, conversation: ConversationKey) -> Option<Resident> {
         let resident = self.residents.remove(&conversation)?;
+        let shared = resident.weight() >= self.shared;
         let room = self.room_mut(resident.replica);
         room.residents -= 1;
+        room.sharers -= u32::from(shared);
         room.sum -= resident.weight();
         room.silent.remove(&conversation);
         // What is in flight goes on taking room until it has ended.
@@ -229,8 +250,10 @@ impl Rooms {
         let before = resident.weight();
         change(resident);
         let (after, replica) = (resident.weight(), resident.replica);
+        let [shared, shares] = [before, after].map(|weight| u32::from(weight >= self.shared));
         let room = self.room_mut(replica);
         room.sum = room.sum - before + after;
+        room.sharers = room.sharers - shared + shares;
     }
 
     /// Tokens that turns in flight claim on a replica.
@@ -244,10 +267,11 @@ impl Rooms {
     /// Panics unless the sums agree with the residents.
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
-        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0)).collect();
+        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0, 0)).collect();
         for (key, resident) in &self.residents {
-            let (residents, sum, silent) = &mut found[resident.replica.index()];
+            let (residents, sharers, sum, silent) = &mut found[resident.replica.index()];
             *residents += 1;
+            *sharers += u32::from(resident.weight() >= self.shared);
             *sum += resident.weight();
             *silent += usize::from(resident.in_flight == 0);
             let stands = self.rooms[resident.replica.index()].silent.contains_key(key);
@@ -255,10 +279,43 @@ impl Rooms {
         }
         for (room, found) in self.rooms.iter().zip(found) {
             assert_eq!(
-                (room.residents, room.sum, room.silent.len()),
+                (room.residents, room.sharers, room.sum, room.silent.len()),
                 found,
                 "a room does not agree with its residents"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_conversations_share_counts_once_and_only_for_those_that_are_so_long() {
+        let home = ReplicaId::from_index(0).expect("a small index");
+        let mut rooms = Rooms::default();
+        let at = Duration::ZERO;
+        for number in 0..2 {
+            rooms.enter(ConversationKey(number), home, 10_000, at);
+        }
+        rooms.share(3_000);
+        assert_eq!((rooms.working_set(home), rooms.with_another(home, 10_000)), (17_000, 24_000));
+        // Many that are too short to begin with it would else make all the others look small.
+        for number in 2..102 {
+            rooms.enter(ConversationKey(number), home, 100, at);
+        }
+        assert_eq!((rooms.working_set(home), rooms.with_another(home, 100)), (27_000, 27_100));
+        // One of them grows, and then what they share is longer.
+        rooms.measured(ConversationKey(2), 5_000, true);
+        assert_eq!(rooms.working_set(home), 26_900 + 2_000);
+        rooms.check_invariants();
+        rooms.share(6_000);
+        assert_eq!(rooms.working_set(home), 20_000 - 6_000 + 5_000 + 9_900);
+        for number in 0..3 {
+            rooms.dismiss(ConversationKey(number));
+        }
+        assert_eq!((rooms.working_set(home), rooms.with_another(home, 10_000)), (9_900, 19_900));
+        rooms.check_invariants();
     }
 }
