@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use kvpin::balancer::Turn;
-use kvpin::balancer::{Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold};
+use kvpin::balancer::{
+    Admission, Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold,
+};
 use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
 /// From which a replica is over-full. Low, so that few tickets make a home that is left.
@@ -72,6 +74,7 @@ fn policy(entries_max: u64) -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Fixed(SPILL_THRESHOLD),
         max_num_seqs: Some(32),
+        admission: Admission::OFF,
         // A bench of seconds is hours of virtual time, and nothing is to run out meanwhile.
         bounds: Bounds { entries_max: entries_max as usize, idle_max: Duration::MAX },
         health: HealthPolicy::default(),

@@ -24,6 +24,7 @@
 //!        connector      connections to replicas      tls      certificates, and what handshakes go by
 //!        state          what outlives the process, as bytes: of balancer's plain values
 //!        sim            a modelled engine (PURE), an HTTP server round it, agents that drive it
+//!        simulate       agents, balancer and engines in virtual time   PURE      report   what a run is judged by   PURE
 //! ```
 //!
 //! # The path of a request
@@ -108,6 +109,7 @@ pub mod replica;
 pub mod report;
 pub mod server;
 pub mod sim;
+pub mod simulate;
 pub mod state;
 pub mod tls;
 pub mod usage;

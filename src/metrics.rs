@@ -22,6 +22,8 @@ pub struct Metrics {
     pub started_at: Gauge,
     /// Between two events of a stream that carry something generated. Label: model.
     pub time_between_tokens: HistogramVec,
+    /// How long a turn was held that got in. Label: model.
+    pub hold: HistogramVec,
     /// Requests that kvpin answered itself with an error. Label: reason.
     pub refused: IntCounterVec,
     /// Connections of clients at this moment.
@@ -71,6 +73,9 @@ const BETWEEN_TOKENS_BUCKETS: [f64; 14] =
 const OVERHEAD_BUCKETS: [f64; 12] =
     [0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0];
 
+/// Seconds. Below 1 a client notices nothing; 300 is where `hold_max_s` lets everybody in, and 360 where Claude Code has given up.
+const HOLD_BUCKETS: [f64; 14] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 180.0, 300.0, 360.0];
+
 impl Metrics {
     /// Declares every metric in a registry of its own.
     pub fn new() -> prometheus::Result<Self> {
@@ -100,6 +105,14 @@ impl Metrics {
                     "Time between two events of a stream that carry something generated, about a token each.",
                 )
                 .buckets(BETWEEN_TOKENS_BUCKETS.to_vec()),
+                &["model"],
+            )?,
+            hold: HistogramVec::new(
+                HistogramOpts::new(
+                    "kvpin_hold_seconds",
+                    "Time that turns were held until their conversations fit, of those that got in.",
+                )
+                .buckets(HOLD_BUCKETS.to_vec()),
                 &["model"],
             )?,
             refused: IntCounterVec::new(
@@ -199,6 +212,7 @@ impl Metrics {
         self.registry.register(Box::new(self.overhead.clone()))?;
         self.registry.register(Box::new(self.started_at.clone()))?;
         self.registry.register(Box::new(self.time_between_tokens.clone()))?;
+        self.registry.register(Box::new(self.hold.clone()))?;
         self.registry.register(Box::new(self.refused.clone()))?;
         self.registry.register(Box::new(self.connections.clone()))?;
         self.registry.register(Box::new(self.connections_refused.clone()))?;

@@ -14,6 +14,7 @@ use crate::gpu::Gpus;
 use crate::keys::KeySnapshot;
 
 use super::View;
+use super::admission::Admission;
 use super::books::{Books, FirstByte, WorkingSet};
 use super::gpus::{self, GpuStatus, NvmlStatus};
 use super::lately::{ReloadStatus, UpgradeStatus};
@@ -83,6 +84,8 @@ pub struct ModelStatus {
     pub books: Books,
     pub first_byte: FirstByte,
     pub working_set: WorkingSet,
+    #[serde(default)]
+    pub admission: Admission,
     /// Turns that got no replica, by reason.
     pub refused: BTreeMap<String, u64>,
     /// What an operator should know, in words.
@@ -155,6 +158,16 @@ pub struct ReplicaStatus {
     pub books: Books,
     /// Tokens of the active conversations pinned here, as far as turns of them were measured.
     pub working_set_tokens: u64,
+    /// Conversations that were let in and have kept their room since, at work or silent; `null`, as the next two, where
+    /// nobody is held for this replica: admission is off, or the size of its cache isn't known.
+    #[serde(default)]
+    pub residents: Option<u32>,
+    /// Tokens of its cache that they take, with what other turns in flight take. A beginning that all have in common counts once.
+    #[serde(default)]
+    pub resident_tokens: Option<u64>,
+    /// Up to how many of those conversations are let in: its KV cache, or less while residents miss their histories in it.
+    #[serde(default)]
+    pub admission_limit_tokens: Option<u64>,
     /// The `index` of each of the GPUs that it runs on, as configured and as far as they exist; several replicas may have the same.
     #[serde(default)]
     pub gpus: Vec<u32>,
@@ -269,8 +282,9 @@ impl ModelStatus {
             books: Books::of_model(snapshot),
             first_byte: FirstByte::from(&snapshot.first_bytes),
             working_set: WorkingSet::of(replicas),
+            admission: Admission::of(snapshot),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
-            notes: notes(snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
+            notes: notes(model, snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
             replicas: replicas.iter().map(|replica| ReplicaStatus::of(model, replica, gpus)).collect(),
         }
     }
@@ -322,6 +336,9 @@ impl ReplicaStatus {
             },
             books: Books::from(&replica.ledger),
             working_set_tokens: replica.held.active_tokens,
+            residents: replica.room.map(|room| room.residents),
+            resident_tokens: replica.room.map(|room| room.working_set_tokens),
+            admission_limit_tokens: replica.room.map(|room| room.limit_tokens),
             gpus: match replica.membership {
                 Membership::Configured => gpus::of_replica(model, &replica.spec.name, gpus),
                 Membership::Retired => Vec::new(),
@@ -352,8 +369,12 @@ impl Engine {
     }
 }
 
-fn notes(snapshot: &Snapshot) -> Vec<String> {
+fn notes(model: &Model, snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
+    if model.affinity_ordered {
+        let word = if model.affinity { "on" } else { "off" };
+        notes.push(format!("affinity is {word} by an order, not by the file; a reload goes by the file again"));
+    }
     let assumed = |replica: &&ReplicaSnapshot| replica.max_num_seqs_source == MaxNumSeqsSource::Assumed;
     if let Some(replica) = snapshot.replicas.iter().find(assumed) {
         notes.push(format!("max_num_seqs is not configured: {} is assumed", replica.max_num_seqs));

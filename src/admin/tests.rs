@@ -16,8 +16,8 @@ use super::Proxied;
 use super::status::{Auto, ConfiguredThreshold};
 use super::{Admin, Status, View, metrics};
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec, Scrape, Signs,
-    SpillThreshold, Turn,
+    Admission, Balancer, Bounds, DownReason, Health, HealthPolicy, Mode, Outcome, Policy, ReplicaId, ReplicaSpec,
+    Scrape, Signs, SpillThreshold, Turn,
 };
 use crate::config::{Config, KeyConfig, KeyHash};
 use crate::conversation::{ConversationKey, KeySecret};
@@ -30,6 +30,7 @@ const POLICY: Policy = Policy {
     mode: Mode::Affinity,
     spill_threshold: SpillThreshold::Auto,
     max_num_seqs: None,
+    admission: Admission::OFF,
     bounds: Bounds { entries_max: 100, idle_max: Duration::from_secs(3_600) },
     health: HealthPolicy { failures: 3, successes: 2, hung: Duration::from_secs(30), ramp: Duration::from_secs(30) },
 };
@@ -73,6 +74,7 @@ fn model(name: &str) -> Arc<Model> {
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
         affinity: true,
+        affinity_ordered: false,
         client_pins: true,
         engine_balances: false,
         send_session_id: true,

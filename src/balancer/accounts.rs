@@ -1,5 +1,7 @@
 //! What the turns cost: each is billed when its response has ended, and its conversation's length is remembered.
 
+use std::time::Duration;
+
 use crate::conversation::ConversationKey;
 
 use super::Balancer;
@@ -9,8 +11,9 @@ use super::ticket::Ticket;
 
 impl Balancer {
     /// Books what a turn has cost, before it is finished.
-    pub fn charge(&mut self, ticket: &Ticket, cost: &Cost) -> Bill {
+    pub fn charge(&mut self, ticket: &Ticket, cost: &Cost, now: Duration) -> Bill {
         let bill = self.bill(ticket, cost);
+        let before = ticket.bound().and_then(|key| self.memory.pins.at(key)).map_or(0, |pin| pin.footprint());
         let replica = &mut self.replicas[ticket.replica.index()];
         replica.ledger.book(&bill, cost);
         replica.computed = replica.computed.wrapping_add((bill.computed + bill.completion) as u32);
@@ -20,6 +23,7 @@ impl Balancer {
                 self.memory.pins.measure(conversation, self.tokens(ticket, conversation, prompt, cost.completion));
             }
         }
+        self.learn_room(ticket, cost, &bill, before, now);
         bill
     }
 

@@ -70,14 +70,17 @@ impl Balancer {
             return self.choose_unpinned(turn, Unpinned::AffinityOff, now);
         };
         match speaker.home {
-            Some(home) => self.choose_pinned(home, turn, now),
+            Some(home) => self.choose_pinned(speaker, home, turn, now),
             None => self.choose_new(speaker, turn, now),
         }
     }
 
-    fn choose_pinned(&self, home: Home, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
-        if let Some(reason) = self.home_lost(home, turn.tried) {
-            return self.place(turn, reason, now);
+    fn choose_pinned(&self, speaker: &Speaker, home: Home, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
+        let reserved = self.reserved(speaker.conversation, turn, now);
+        // One that was let in elsewhere has found nothing left at home.
+        let moved = reserved.filter(|room| *room != home.replica).map(|_| Placement::HomeFull);
+        if let Some(reason) = self.home_lost(home, turn.tried).or(moved) {
+            return self.place(reserved, turn, reason, now);
         }
         let home = home.replica;
         if !self.can_address(home, turn.ranks) {
@@ -86,7 +89,8 @@ impl Balancer {
         if self.has_room(home) {
             return Ok(Choice::settled(home, Decision::Sticky));
         }
-        let target = self.field(turn, now).spill_target(home);
+        let takes_visitors = |id| self.takes_visitors(id, speaker.conversation, turn);
+        let target = self.field(turn, now).spill_target(home, takes_visitors);
         Ok(match target {
             Some(target) => Choice::settled(target, Decision::Spilled { from: home }),
             None => Choice::settled(home, Decision::Sticky),
@@ -96,14 +100,27 @@ impl Balancer {
     fn choose_new(&self, speaker: &Speaker, turn: &Turn<'_>, now: Duration) -> Result<Choice, Refusal> {
         let field = self.field(turn, now);
         let can_take = |id: &ReplicaId| field.is_open(*id) && self.can_address(*id, turn.ranks) && self.has_room(*id);
+        let reserved = self.reserved(speaker.conversation, turn, now);
         match speaker.fork_home.filter(can_take) {
-            Some(home) => Ok(Choice::settled(home, Decision::Placed { reason: Placement::Forked })),
-            None => self.place(turn, Placement::New, now),
+            Some(home) if reserved.is_none_or(|reserved| reserved == home) => {
+                Ok(Choice::settled(home, Decision::Placed { reason: Placement::Forked }))
+            }
+            Some(_) | None => self.place(reserved, turn, Placement::New, now),
         }
     }
 
-    fn place(&self, turn: &Turn<'_>, reason: Placement, now: Duration) -> Result<Choice, Refusal> {
-        let chosen = self.least_loaded(turn, Weigh::Residents, now)?;
+    /// Pins a conversation: where it was let in, or else by load.
+    fn place(
+        &self,
+        reserved: Option<ReplicaId>,
+        turn: &Turn<'_>,
+        reason: Placement,
+        now: Duration,
+    ) -> Result<Choice, Refusal> {
+        let chosen = match reserved {
+            Some(reserved) => reserved,
+            None => self.least_loaded(turn, Weigh::Residents, now)?,
+        };
         let decision = if self.can_address(chosen, turn.ranks) {
             Decision::Placed { reason }
         } else {
@@ -125,8 +142,13 @@ impl Balancer {
         }
     }
 
-    fn field<'a>(&'a self, turn: &Turn<'a>, now: Duration) -> Field<'a> {
-        Field { policy: &self.policy, replicas: &self.replicas, affinity: &self.memory.pins, now, tried: turn.tried }
+    pub(super) fn field<'a>(&'a self, turn: &Turn<'a>, now: Duration) -> Field<'a> {
+        Field { tried: turn.tried, ..self.field_of_all(now) }
+    }
+
+    /// For a turn that has failed nowhere yet.
+    pub(super) fn field_of_all(&self, now: Duration) -> Field<'_> {
+        Field { policy: &self.policy, replicas: &self.replicas, affinity: &self.memory.pins, now, tried: &[] }
     }
 
     fn home_lost(&self, home: Home, tried: &[ReplicaId]) -> Option<Placement> {

@@ -14,6 +14,8 @@ pub struct Cost {
     pub cached: Option<u64>,
     /// Tokens of its answer, by the engine's count or else as far as they could be seen.
     pub completion: u64,
+    /// Whether the answer asks for a tool's result, so that a program goes on and no person.
+    pub asks: bool,
 }
 
 /// A turn's cost as it stands in the books.
@@ -113,7 +115,8 @@ impl Cold {
                 | Placement::HomeRemoved
                 | Placement::HomeFailed
                 | Placement::HomeDraining
-                | Placement::HomeSleeping => ColdReason::Moved,
+                | Placement::HomeSleeping
+                | Placement::HomeFull => ColdReason::Moved,
             },
             Decision::Sticky if left.was_spilled => ColdReason::Spilled,
             Decision::Sticky if left.capacity == 0 => ColdReason::Unexplained,

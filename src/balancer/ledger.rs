@@ -124,7 +124,8 @@ mod tests {
         let mut ledger = Ledger::default();
         let cold = Cold { reason: ColdReason::Spilled, tokens: 60, survived: 7 };
         let bill = Bill { cached: 7, computed: 93, completion: 5, is_measured: true, cold: Some(cold) };
-        ledger.book(&bill, &Cost { request_bytes: 400, prompt: Some(100), cached: Some(7), completion: 5 });
+        ledger
+            .book(&bill, &Cost { request_bytes: 400, prompt: Some(100), cached: Some(7), completion: 5, asks: false });
         let guess = Bill { computed: 50, completion: 2, ..Bill::default() };
         ledger.book(&guess, &Cost { request_bytes: 200, completion: 2, ..Cost::default() });
         let found = (ledger.cached, ledger.computed, ledger.estimated, ledger.completion);

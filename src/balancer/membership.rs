@@ -21,6 +21,7 @@ impl Balancer {
             self.configure_replica(Arc::new(spec), now);
         }
         self.drop_unused_tail();
+        self.let_in(now);
     }
 
     fn configure_replica(&mut self, spec: Arc<ReplicaSpec>, now: Duration) {
@@ -28,6 +29,9 @@ impl Balancer {
             known.configure(spec, now);
         } else if let Some(free) = self.unused() {
             self.replicas[free] = Replica::new(spec, now);
+            if let Some(id) = ReplicaId::from_index(free) {
+                self.door.rooms.empty(id);
+            }
         } else {
             self.replicas.push(Replica::new(spec, now));
         }

@@ -100,7 +100,8 @@ impl Memory {
                     | Placement::HomeFailed
                     | Placement::HomeRestarted
                     | Placement::HomeDraining
-                    | Placement::HomeSleeping,
+                    | Placement::HomeSleeping
+                    | Placement::HomeFull,
             } => self.pins.repin(key, replica, now),
             Decision::Sticky | Decision::Spilled { .. } => self.pins.touch(key, now),
             Decision::ClientPinned | Decision::Unpinned { .. } | Decision::Side => return,
@@ -306,6 +307,11 @@ impl Speaker {
     /// The name under which the turn joins a conversation that is known by another one.
     pub fn joining(&self) -> Option<ConversationKey> {
         self.name.filter(|_| self.joins)
+    }
+
+    /// Of whom the conversation, if it is new, is a subagent, a child session or a fork.
+    pub fn parent(&self) -> Option<ConversationKey> {
+        self.parent
     }
 
     fn unnamed(conversation: ConversationKey) -> Self {

@@ -10,6 +10,8 @@
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
 mod accounts;
+mod admission;
+mod admit;
 mod affinity;
 mod aliases;
 mod choice;
@@ -43,6 +45,8 @@ mod walk;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use admission::{Admission, AdmissionMode, DoorCounters, Place, Stay, Tuning};
+pub use admit::Entry;
 pub use affinity::{ACTIVE_WINDOW, Bounds, Held};
 pub use aliases::ALIASES_MAX;
 pub use cost::{Bill, Cold, ColdReason, Cost};
@@ -59,12 +63,13 @@ pub use policy::{ASSUMED_MAX_NUM_SEQS, HealthPolicy, MaxNumSeqsSource, Mode, Pol
 pub use records::{AliasRecord, HistoryRecord, PartRecord, PinRecord, RawKey, Records, ReplicaRecord};
 pub use replica::{Counters, Membership, Order, ReplicaId, ReplicaSpec};
 pub use restore::{Restore, Restored};
-pub use snapshot::{ConversationSnapshot, ReplicaSnapshot, Snapshot};
+pub use snapshot::{ConversationSnapshot, DoorSnapshot, ReplicaSnapshot, RoomSnapshot, Snapshot};
 pub use ticket::{Foreseen, Ticket};
 pub use turn::{Decision, Outcome, Placement, Ranks, Recognised, Refusal, Turn, TurnKind, Unpinned};
 
 use crate::conversation::ConversationKey;
 
+use admission::Door;
 use choice::Choice;
 use ledger::BytesPerToken;
 use memory::Memory;
@@ -80,6 +85,7 @@ pub struct Balancer {
     policy: Policy,
     replicas: Vec<Replica>,
     memory: Memory,
+    door: Door,
     bytes_per_token: BytesPerToken,
     first_bytes: Distribution,
     rotation: Rotation,
@@ -95,6 +101,7 @@ impl Balancer {
             policy,
             replicas: Vec::new(),
             memory: Memory::new(policy.bounds),
+            door: Door::new(),
             bytes_per_token: BytesPerToken::new(),
             first_bytes: Distribution::new(),
             rotation: Rotation::default(),
@@ -139,6 +146,9 @@ impl Balancer {
     /// says of its conversation is remembered.
     pub fn served(&mut self, ticket: &mut Ticket, now: Duration) {
         self.count(ticket);
+        ticket.first.get_or_insert(now);
+        self.door.rooms.warmed(ticket.replica, &mut ticket.claim);
+        self.let_in(now);
         self.changes += 1;
         self.memory.learn(ticket, now);
         self.observe(ticket.replica, Evidence::Served, now);
@@ -162,6 +172,8 @@ impl Balancer {
         replica.end(now);
         self.note_drained(ticket.replica);
         self.memory.release(&ticket, now);
+        self.unclaim(&ticket, now);
+        self.let_in(now);
     }
 
     /// The engine told its `max_num_seqs`. It is used where the configuration has none.
@@ -227,7 +239,8 @@ impl Balancer {
             self.changes += 1;
             self.memory.hold(speaker, choice.replica, choice.decision, now);
         }
-        Ticket::new(choice, turn)
+        let claim = self.claim(choice, turn, now);
+        Ticket { claim, seated: now, ..Ticket::new(choice, turn) }
     }
 
     fn count(&mut self, ticket: &mut Ticket) {
@@ -248,6 +261,8 @@ impl Balancer {
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         self.memory.check_invariants();
+        self.door.rooms.check_invariants();
+        self.door.line.check_invariants();
         for replica in &self.replicas {
             assert!(replica.membership == Membership::Configured || !replica.serves(), "a retired replica serves");
             assert!(

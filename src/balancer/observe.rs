@@ -128,6 +128,7 @@ impl Balancer {
         if restart.is_some() || fell_asleep {
             self.changes += 1;
             self.memory.pins.lose_claims(id);
+            self.door.rooms.empty(id);
         }
         if let Some(cause) = restart {
             self.tell(News::Restarted { replica: Arc::clone(&spec), cause });

@@ -55,19 +55,26 @@ impl Field<'_> {
     /// The least loaded replica that may serve, or `None` when there is none. A replica that came back not long ago, or is
     /// suspect, is chosen only where there is no other. Costs one pass over the replicas.
     pub fn least_loaded(&self, weigh: Weigh, rotation: &Rotation) -> Option<ReplicaId> {
-        let start = rotation.0;
-        let count = self.replicas.len();
-        self.open()
-            .min_by_key(|(id, replica)| {
-                let distance = (id.index() + count - start % count) % count;
-                (self.standing(replica), self.weight(*id, replica, weigh), distance)
-            })
-            .map(|(id, _)| id)
+        self.open().min_by_key(|(id, replica)| self.rank(*id, replica, weigh, rotation)).map(|(id, _)| id)
+    }
+
+    /// The less, the better.
+    fn rank(&self, id: ReplicaId, replica: &Replica, weigh: Weigh, rotation: &Rotation) -> (Standing, u64, usize) {
+        let (start, count) = (rotation.0, self.replicas.len());
+        let distance = (id.index() + count - start % count) % count;
+        (self.standing(replica), self.weight(id, replica, weigh), distance)
+    }
+
+    /// The replicas that may serve, the least loaded first.
+    pub fn by_load(&self, weigh: Weigh, rotation: &Rotation) -> impl Iterator<Item = ReplicaId> {
+        let mut open: Vec<_> = self.open().map(|(id, replica)| (self.rank(id, replica, weigh, rotation), id)).collect();
+        open.sort_unstable();
+        open.into_iter().map(|(_, id)| id)
     }
 
     /// Where a turn may go whose home is over its threshold: the least loaded replica in good standing that is under its own
     /// threshold with this turn and clearly less loaded than home.
-    pub fn spill_target(&self, home: ReplicaId) -> Option<ReplicaId> {
+    pub fn spill_target(&self, home: ReplicaId, takes_visitors: impl Fn(ReplicaId) -> bool) -> Option<ReplicaId> {
         let home_pressure = self.replicas.get(home.index())?.load.pressure(self.now);
         self.open()
             .filter(|(id, _)| *id != home)
@@ -76,6 +83,7 @@ impl Field<'_> {
                 replica.load.in_flight() < self.policy.spill_threshold(replica.reported_max_num_seqs)
             })
             .filter(|(_, replica)| replica.load.pressure(self.now) * CLEARLY_LESS <= home_pressure)
+            .filter(|(id, _)| takes_visitors(*id))
             .min_by_key(|(id, replica)| (self.weight(*id, replica, Weigh::Requests), *id))
             .map(|(id, _)| id)
     }

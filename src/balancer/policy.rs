@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::admission::Admission;
 use super::affinity::Bounds;
 
 /// `max_num_seqs` where neither the configuration nor the engine tells it. vLLM does not publish it in its metrics; its
@@ -15,6 +16,7 @@ pub struct Policy {
     pub spill_threshold: SpillThreshold,
     /// What the engines were started with, where the configuration says so.
     pub max_num_seqs: Option<u32>,
+    pub admission: Admission,
     pub bounds: Bounds,
     pub health: HealthPolicy,
 }

@@ -233,7 +233,8 @@ impl Counters {
                 | Placement::HomeFailed
                 | Placement::HomeRestarted
                 | Placement::HomeDraining
-                | Placement::HomeSleeping => self.replaced += 1,
+                | Placement::HomeSleeping
+                | Placement::HomeFull => self.replaced += 1,
             }
         }
     }

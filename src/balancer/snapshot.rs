@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::conversation::ConversationKey;
 
+use super::admission::{AdmissionMode, DoorCounters};
 use super::affinity::Held;
 use super::distribution::Distribution;
 use super::health::{DrainReason, Health};
@@ -26,6 +27,7 @@ pub struct Snapshot {
     /// Histories by which a conversation without an id, or the origin of a fork, is recognised.
     pub histories: usize,
     pub refused: Vec<(Refusal, u64)>,
+    pub door: DoorSnapshot,
     /// From a turn's arrival to the first byte of its answer.
     pub first_bytes: Distribution,
     /// Configured replicas, and retired ones that still hold leases.
@@ -55,8 +57,35 @@ pub struct ReplicaSnapshot {
     pub max_num_seqs_source: MaxNumSeqsSource,
     pub counters: Counters,
     pub ledger: Ledger,
+    /// `None` where nobody would be held for it: without affinity, with admission off, or where the cache's size isn't known.
+    pub room: Option<RoomSnapshot>,
     /// The newest scrape, and its age.
     pub scrape: Option<(Scrape, Duration)>,
+}
+
+/// Who waits for a model's caches at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct DoorSnapshot {
+    pub mode: AdmissionMode,
+    /// Turns that wait, and how long the first of them has.
+    pub held: u32,
+    pub longest: Duration,
+    /// Tokens of KV cache that their conversations need.
+    pub needed_tokens: u64,
+    pub counters: DoorCounters,
+    /// How long turns were held that waited and were let in.
+    pub holds: Distribution,
+}
+
+/// Who has room in a replica's cache at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomSnapshot {
+    /// Conversations that were let in.
+    pub residents: u32,
+    /// Tokens that they and the turns of others want of the cache.
+    pub working_set_tokens: u64,
+    /// Up to how many conversations are let in.
+    pub limit_tokens: u64,
 }
 
 /// A conversation at one moment.
@@ -115,6 +144,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
                 max_num_seqs_source,
                 counters: replica.counters,
                 ledger: replica.ledger,
+                room: balancer.room(id),
                 scrape: replica.load.scrape().map(|scrape| (*scrape, now.saturating_sub(scrape.at))),
             })
         })
@@ -126,6 +156,7 @@ pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
         conversation_aliases: balancer.memory.aliases.len(),
         histories: balancer.memory.histories.len(),
         first_bytes: balancer.first_bytes.clone(),
+        door: balancer.door_snapshot(now),
         refused: Refusal::ALL.into_iter().zip(balancer.refused).collect(),
         replicas,
     }

@@ -1,8 +1,10 @@
 //! Facts and properties of the decision core, on a clock that the test holds.
 
 mod accounts;
+mod admission;
 mod health;
 mod histories;
+mod holds;
 mod kept;
 mod names;
 mod properties;
@@ -401,6 +403,7 @@ fn policy() -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: Some(32),
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: 1000, idle_max: Duration::from_secs(3600) },
         health: HealthPolicy::default(),
     }

@@ -1,7 +1,10 @@
 //! What the caller holds of a turn: what would be decided for it, and the slot that it was given.
 
+use std::time::Duration;
+
 use crate::conversation::ConversationKey;
 
+use super::admission::Claim;
 use super::aliases::ALIASES_MAX;
 use super::choice::Choice;
 use super::histories::Extension;
@@ -32,6 +35,11 @@ pub struct Ticket {
     /// there.
     pub(super) lesson: Option<Box<Lesson>>,
     pub(super) counted: bool,
+    /// What it takes of its replica's room.
+    pub(super) claim: Claim,
+    /// When it was given its slot, and when the first byte of its answer came.
+    pub(super) seated: Duration,
+    pub(super) first: Option<Duration>,
 }
 
 /// What a turn teaches of its conversation.
@@ -55,6 +63,9 @@ impl Ticket {
                 .filter(|_| choice.decision.binds())
                 .and_then(|speaker| Lesson::of(turn, speaker.extension, speaker.joining())),
             counted: false,
+            claim: Claim::default(),
+            seated: Duration::ZERO,
+            first: None,
         }
     }
 

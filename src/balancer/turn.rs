@@ -22,6 +22,8 @@ pub struct Turn<'a> {
     pub client_pin: Option<ReplicaId>,
     /// Whether the engine obeys a rank on this turn's endpoint.
     pub ranks: Ranks,
+    /// The length of its body, as far as that is known; else 0.
+    pub body_bytes: u64,
     /// Replicas that this turn has already failed on; they are not chosen again.
     pub tried: &'a [ReplicaId],
 }
@@ -93,6 +95,8 @@ pub enum Placement {
     HomeDraining,
     /// The engine of the replica it was pinned to sleeps.
     HomeSleeping,
+    /// The replica it was pinned to has nothing left of it in its cache and no room for it, and another one has.
+    HomeFull,
 }
 
 /// Why a turn could not be pinned.
@@ -117,6 +121,8 @@ pub enum Refusal {
     EveryReplicaFailed,
     /// The replica that the client named is down, asleep or draining, or has failed this turn.
     ClientPinDown,
+    /// Too many turns wait for their conversations to fit.
+    LineFull,
 }
 
 /// How a turn that had a replica ended.
@@ -145,6 +151,7 @@ impl Turn<'static> {
             kind: TurnKind::Conversation,
             client_pin: None,
             ranks: Ranks::Obeyed,
+            body_bytes: 0,
             tried: &[],
         }
     }
@@ -209,6 +216,7 @@ impl Decision {
                 Placement::HomeRestarted => "home_restarted",
                 Placement::HomeDraining => "home_draining",
                 Placement::HomeSleeping => "home_sleeping",
+                Placement::HomeFull => "home_full",
             }),
             Decision::Spilled { .. } => Some("over_threshold"),
             Decision::Unpinned { reason } => Some(match reason {
@@ -224,7 +232,8 @@ impl Decision {
 
 impl Refusal {
     /// Every refusal, in the order in which they are reported.
-    pub const ALL: [Refusal; 3] = [Refusal::NoReplicaUp, Refusal::EveryReplicaFailed, Refusal::ClientPinDown];
+    pub const ALL: [Refusal; 4] =
+        [Refusal::NoReplicaUp, Refusal::EveryReplicaFailed, Refusal::ClientPinDown, Refusal::LineFull];
 
     /// The word used in logs and metric labels.
     pub fn as_str(self) -> &'static str {
@@ -232,6 +241,7 @@ impl Refusal {
             Refusal::NoReplicaUp => "no_replica_up",
             Refusal::EveryReplicaFailed => "every_replica_failed",
             Refusal::ClientPinDown => "client_pin_down",
+            Refusal::LineFull => "line_full",
         }
     }
 }

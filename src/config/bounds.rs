@@ -82,6 +82,12 @@ pub(super) const BREAKS: Number = number("breaks_max", 2, 1..=64);
 /// No default: [`super::ModelConfig::ASSUMED_MAX_NUM_SEQS`] stands in where the engine doesn't tell.
 pub(super) const MAX_NUM_SEQS: Bound = bound("max_num_seqs", 1..=65_536);
 pub(super) const SPILL_THRESHOLD: Bound = bound("spill_threshold", 1..=65_536);
+/// From a context to more than any card holds.
+pub(super) const KV_CACHE_TOKENS: Bound = bound("kv_cache_tokens", 1_000..=10_000_000_000);
+/// Each is a client's connection and the part of its body that is kept.
+pub(super) const HELD: Number = number("held_max", 1_000, 0..=1_000_000);
+/// Claude Code gives up after 360 s without a response's head, and a turn that is let in still has its prompt to be read.
+pub(super) const HOLD: Number = number("hold_max_s", 300, 1..=HOUR_S);
 /// Bounds three tables: pins (under 200 bytes each), histories and other ids (88 each; `bench/pin_memory.rs`). With all of them full,
 /// the default takes under 380 MB and the maximum under 38 GB.
 pub(super) const CONVERSATIONS: Number = number("conversations_max", 1_000_000, 1..=100_000_000);

@@ -7,6 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::AdmissionMode;
 use super::Balancing;
 use super::access_log::AccessLogFile;
 use super::gpus::GpuFile;
@@ -81,6 +82,10 @@ pub(super) struct ModelFile {
     pub(super) balancing: Option<Balancing>,
     pub(super) max_num_seqs: Option<u64>,
     pub(super) spill_threshold: Option<SpillThresholdFile>,
+    pub(super) admission: Option<AdmissionMode>,
+    pub(super) kv_cache_tokens: Option<u64>,
+    pub(super) held_max: Option<u64>,
+    pub(super) hold_max_s: Option<u64>,
     pub(super) client_pins: Option<bool>,
     pub(super) send_session_id: Option<bool>,
     pub(super) upstream_key_file: Option<String>,

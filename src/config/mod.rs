@@ -15,6 +15,8 @@
 mod access;
 mod access_log;
 mod addresses;
+mod admission;
+mod affinity;
 mod bounds;
 mod error;
 mod file;
@@ -43,11 +45,12 @@ use std::time::Duration;
 
 use http::HeaderName;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
 pub use access_log::{AccessLogFormat, AccessLogTo};
+pub use admission::{AdmissionConfig, AdmissionMode};
 pub use error::{ConfigError, Problem};
 pub use gpus::{GpuId, NvmlConfig};
 pub use keys::{KEY_PREFIX, KeyConfig, Keys, key_name_problem};
@@ -154,6 +157,8 @@ pub struct ModelConfig {
     pub aliases: Vec<Alias>,
     /// Whether a conversation goes back to the replica that holds its KV cache.
     pub affinity: bool,
+    /// Whether an operator's order, and not the file, says so.
+    pub affinity_ordered: bool,
     /// Who chooses, and how, when `affinity` is false. Means nothing when it is true.
     pub balancing: Balancing,
     /// What vLLM was started with, for each replica (each rank of a ranked server). `None`: not configured; the engine may tell, and
@@ -161,6 +166,8 @@ pub struct ModelConfig {
     pub max_num_seqs: Option<u32>,
     /// From how many in-flight turns on a replica is left for a less loaded one.
     pub spill_threshold: SpillThreshold,
+    /// How conversations are let in that need more cache than there is. Means nothing without affinity.
+    pub admission: AdmissionConfig,
     /// Whether a client may name the replica itself.
     pub client_pins: bool,
     /// Whether the engine is told a conversation's key as `X-Session-ID` where the client sends none of that name.
@@ -184,7 +191,7 @@ pub struct Alias {
 }
 
 /// How turns are spread when there is no affinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balancing {
     /// kvpin chooses the least loaded replica, of ranks too.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::addresses::{Place, ServerPlace};
+use super::admission::{self, AdmissionKeys};
 use super::bounds;
 use super::error::Problems;
 use super::file::{AliasFile, ModelFile, ReplicaFile, SpillThresholdFile};
@@ -76,6 +77,13 @@ pub(super) fn validate(name: String, file: ModelFile, around: Surroundings<'_>, 
     let replicas = replicas(&at, &servers, ranks, problems);
     let max_num_seqs = problems.within(&at, &bounds::MAX_NUM_SEQS, file.max_num_seqs).map(|seqs| seqs as u32); // Lossless: its bound is 65,536.
     let spill_threshold = spill_threshold(&at, file.spill_threshold, max_num_seqs, problems);
+    let keys = AdmissionKeys {
+        admission: file.admission,
+        kv_cache_tokens: file.kv_cache_tokens,
+        held_max: file.held_max,
+        hold_max_s: file.hold_max_s,
+    };
+    let admission = admission::validate(&at, keys, problems);
     let conversations_max = problems.number(&at, &bounds::CONVERSATIONS, file.conversations_max);
     let conversation_idle_s = problems.number(&at, &bounds::CONVERSATION_IDLE, file.conversation_idle_s);
     let servers = servers.into_iter().map(|server| server.place(&name));
@@ -84,9 +92,11 @@ pub(super) fn validate(name: String, file: ModelFile, around: Surroundings<'_>, 
         config: ModelConfig {
             aliases,
             affinity,
+            affinity_ordered: false,
             balancing,
             max_num_seqs,
             spill_threshold,
+            admission,
             client_pins: file.client_pins.unwrap_or(true),
             send_session_id: file.send_session_id.unwrap_or(true),
             upstream_key: None,

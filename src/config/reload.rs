@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::locate::{self, Path};
 use super::{
-    AccessLogConfig, Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig, SecretFile, keys,
+    AccessLogConfig, AdmissionConfig, Config, HealthConfig, Limits, ListenConfig, ModelConfig, Problem, ReplicaConfig,
+    SecretFile, keys,
 };
 use crate::tls::{Authority, ListenerTls};
 
@@ -232,14 +233,16 @@ impl ModelConfig {
         lines.collect()
     }
 
-    fn settings(&self) -> [Setting; 10] {
+    fn settings(&self) -> [Setting; 14] {
         let ModelConfig {
             name: _,
             aliases,
             affinity,
+            affinity_ordered: _,
             balancing,
             max_num_seqs,
             spill_threshold,
+            admission: AdmissionConfig { mode, kv_cache_tokens, held_max, hold_max },
             client_pins,
             send_session_id,
             upstream_key,
@@ -253,6 +256,10 @@ impl ModelConfig {
             ("balancing", balancing.to_string()),
             ("max_num_seqs", or_none(max_num_seqs.as_ref())),
             ("spill_threshold", spill_threshold.to_string()),
+            ("admission", mode.to_string()),
+            ("kv_cache_tokens", or_none(kv_cache_tokens.as_ref())),
+            ("held_max", held_max.to_string()),
+            ("hold_max_s", seconds(hold_max)),
             ("client_pins", client_pins.to_string()),
             ("send_session_id", send_session_id.to_string()),
             ("upstream_key_file", file_of(upstream_key.as_ref())),

@@ -4,6 +4,7 @@
 //! so a panic inside a decision costs one request and poisons nothing.
 
 mod events;
+mod hold;
 mod routing;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::balancer::{
 use crate::conversation::ConversationKey;
 
 pub use events::{Event, EventKind, Events};
+pub use hold::{Admitted, Hold};
 pub use routing::{Gone, Model, Named, Reloaded, Routing, Table};
 
 /// The time that every balancer goes by. It never goes back.
@@ -34,6 +36,7 @@ pub struct Dispatcher {
     clock: Clock,
     balancer: Mutex<Balancer>,
     events: Arc<Events>,
+    holds: hold::Holds,
 }
 
 /// A turn's slot on a replica. Dropping it gives the slot back, with the outcome that was noted last.
@@ -70,7 +73,13 @@ impl Clock {
 
 impl Dispatcher {
     pub fn new(model: &str, clock: Clock, events: Arc<Events>, balancer: Balancer) -> Self {
-        Dispatcher { model: model.to_owned(), clock, balancer: Mutex::new(balancer), events }
+        Dispatcher {
+            model: model.to_owned(),
+            clock,
+            balancer: Mutex::new(balancer),
+            events,
+            holds: hold::Holds::default(),
+        }
     }
 
     /// Decides where a turn goes and takes its slot.
@@ -80,7 +89,11 @@ impl Dispatcher {
             let replica = Arc::clone(balancer.spec(&ticket));
             Ok((ticket, replica))
         })?;
-        Ok(Lease {
+        Ok(self.lease(ticket, replica))
+    }
+
+    fn lease(self: &Arc<Self>, ticket: Ticket, replica: Arc<ReplicaSpec>) -> Lease {
+        Lease {
             dispatcher: Arc::clone(self),
             id: ticket.replica,
             decision: ticket.decision,
@@ -90,7 +103,7 @@ impl Dispatcher {
             replica,
             // What holds if nobody says otherwise: the request's context was dropped because its client left.
             outcome: Outcome::Abandoned,
-        })
+        }
     }
 
     /// Whether a replica is down at this moment; one that a reload took out isn't.
@@ -105,7 +118,9 @@ impl Dispatcher {
         let now = self.clock.now();
         let result = f(&mut balancer, now);
         let news = balancer.take_news();
+        let let_in = balancer.take_let_in();
         drop(balancer);
+        self.call(let_in);
         news.iter().for_each(|news| self.log(news));
         result
     }
@@ -193,7 +208,7 @@ impl Lease {
     /// Books what the turn has cost.
     pub fn charge(&self, cost: &Cost) -> Option<Bill> {
         let ticket = self.ticket.as_ref()?;
-        Some(self.dispatcher.with(|balancer, _| balancer.charge(ticket, cost)))
+        Some(self.dispatcher.with(|balancer, now| balancer.charge(ticket, cost, now)))
     }
 
     /// Notes how the turn ends, unless something more is heard before the lease is dropped.

@@ -36,6 +36,9 @@ pub const SECOND_MODEL_BYTES: usize = 4096;
 /// nothing, and a body in large pieces is copied once or twice.
 const ROOM_FACTOR: usize = 8;
 
+/// No piece that comes from a client is larger: Pingora's buffer for them.
+const PIECE_MAX: usize = 64 << 10;
+
 /// A request body on its way through.
 #[derive(Debug)]
 pub struct RequestBody {
@@ -288,6 +291,18 @@ impl RequestBody {
             }
         }
         self.outgoing(piece)
+    }
+
+    /// Whether more of it may come in while nobody takes it.
+    pub fn has_room(&self) -> bool {
+        self.own.len() + self.later.len() + PIECE_MAX <= self.kept_max
+    }
+
+    /// Keeps a piece that has come while nobody takes any. False if the memory of all requests is used up.
+    #[must_use]
+    pub fn keep(&mut self, piece: &Bytes) -> bool {
+        self.later.extend_from_slice(piece);
+        self.share.take(piece.len(), self.memory_max)
     }
 
     /// What is left of the time that the client has for the rest.

@@ -9,7 +9,7 @@ use pingora::{Error, ErrorType};
 
 use crate::balancer::{Bill, Outcome, Ranks, Recognised, ReplicaId, Turn, TurnKind};
 use crate::conversation::{Chain, ConversationKey, Source};
-use crate::dispatch::{Lease, Model};
+use crate::dispatch::{Admitted, Hold, Lease, Model};
 use crate::keys::{Caller, Slot};
 
 use super::attempt::Kept;
@@ -41,6 +41,8 @@ pub struct Context {
     pub stream: Option<Stream>,
     /// The slot on the replica that is being tried or serves.
     pub lease: Option<Lease>,
+    /// How long it was held until its conversation fit.
+    pub held: Duration,
     /// How long connections to replicas were waited for.
     pub connecting: Duration,
     /// Whether the request has gone out, to whatever replica.
@@ -87,6 +89,8 @@ pub struct EngineRequest {
     /// What named the conversation.
     pub source: Option<Source>,
     pub client_pin: Option<ReplicaId>,
+    /// The length of its body, where its head tells or it has been read; else 0.
+    pub body_bytes: u64,
 }
 
 /// Requests that are being handled at this moment, and connections that still owe their client something.
@@ -116,6 +120,7 @@ impl EngineRequest {
             kind: self.kind,
             client_pin: self.client_pin,
             ranks: self.ranks,
+            body_bytes: self.body_bytes,
             tried,
         }
     }
@@ -165,6 +170,7 @@ impl Context {
             is_side_after_all: false,
             stream: None,
             lease: None,
+            held: Duration::ZERO,
             connecting: Duration::ZERO,
             is_sent: false,
             tried: Vec::new(),
@@ -180,6 +186,19 @@ impl Context {
             meter: None,
             bill: None,
             _open: Open(open.clone()),
+        }
+    }
+
+    /// Takes a slot for the request, or a place in the line until its conversation fits.
+    pub fn ask(&mut self) -> Result<Option<Hold>, Refusal> {
+        let Some(request) = &self.request else { return Err(Refusal::Internal) };
+        match request.model.dispatcher.admit(&request.turn(&self.tried)) {
+            Ok(Admitted::In(lease)) => {
+                self.lease = Some(lease);
+                Ok(None)
+            }
+            Ok(Admitted::Held(hold)) => Ok(Some(hold)),
+            Err(reason) => Err(Refusal::no_replica(reason, &request.model)),
         }
     }
 
@@ -222,7 +241,7 @@ impl Context {
         if std::mem::replace(&mut self.is_sent, true) {
             return None;
         }
-        let waited = self.connecting + self.body.as_ref().map_or(Duration::ZERO, RequestBody::waited);
+        let waited = self.held + self.connecting + self.body.as_ref().map_or(Duration::ZERO, RequestBody::waited);
         Some(self.started.elapsed().saturating_sub(waited))
     }
 

@@ -19,6 +19,7 @@ use crate::dispatch::{Gone, Table};
 use super::Proxy;
 use super::attempt::{Attempt, Kept, Opening};
 use super::context::Context;
+use super::door;
 use super::intake::learn_late;
 use super::meter::Meter;
 use super::refusal::Refusal;
@@ -31,6 +32,7 @@ impl Proxy {
     /// # Errors
     /// What ends the turn without a whole answer. What the client can still be told is in the context.
     pub(super) async fn forward(&self, session: &mut Session, context: &mut Context) -> Result<()> {
+        door::enter(session, context, &self.routing.metrics.hold).await?;
         loop {
             let Some((trouble, kept)) = self.try_replica(session, context).await? else { return Ok(()) };
             self.note(context, trouble);

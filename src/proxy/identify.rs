@@ -1,12 +1,14 @@
 //! From a request to what the balancer needs: the model, the conversation, and the replica if the client names one.
 
 use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
 
 use crate::balancer::{Balancer, ReplicaId, TurnKind};
 use crate::conversation::{AUXILIARY_BYTES_MAX, Chain, ConversationKey, Explicit, Fields, Identity, Purpose, Wanted};
 use crate::dispatch::{Model, Named, Routing, Table};
 use crate::keys::Caller;
 
+use super::body::announced_length;
 use super::context::EngineRequest;
 use super::endpoint::Route;
 use super::refusal::{Refusal, served_names};
@@ -150,6 +152,7 @@ impl Asked<'_> {
             chain: self.chain(kind),
             source: identity.conversation.map(|id| id.source),
             client_pin,
+            body_bytes: body_bytes(self.headers, bytes),
         })
     }
 
@@ -224,4 +227,12 @@ fn replica_of_rank(balancer: &Balancer, named: String) -> Result<Option<ReplicaI
 
 fn replica_names(balancer: &Balancer) -> Vec<String> {
     balancer.specs().map(|(_, spec)| spec.name.clone()).collect()
+}
+/// How long the body is that an engine reads; 0 where that can't be known beforehand. `read` of it are here already.
+fn body_bytes(headers: &HeaderMap, read: usize) -> u64 {
+    if headers.contains_key(CONTENT_ENCODING) {
+        return 0;
+    }
+    // A chunked body tells no length.
+    announced_length(headers).unwrap_or(0).max(read) as u64
 }

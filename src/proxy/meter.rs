@@ -63,7 +63,8 @@ impl Meter {
         let request_bytes = request_bytes as u64;
         match report.usage.filter(|_| report.has_ended && !report.has_error) {
             Some(usage) => {
-                Cost { request_bytes, prompt: Some(usage.prompt), cached: usage.cached, completion: usage.completion }
+                let (prompt, cached, completion) = (Some(usage.prompt), usage.cached, usage.completion);
+                Cost { request_bytes, prompt, cached, completion, asks: false }
             }
             None => Cost { request_bytes, completion: report.content_events, ..Cost::default() },
         }

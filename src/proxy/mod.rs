@@ -21,6 +21,7 @@ mod body;
 pub mod connection;
 mod context;
 mod departure;
+mod door;
 mod down;
 mod downstream;
 mod duplex;
@@ -257,7 +258,6 @@ impl Proxy {
         context.request = Some(request);
         context.body = Some(body);
         context.late = late;
-        context.acquire()?;
         Ok(Admitted::ToReplica)
     }
 

@@ -87,6 +87,11 @@ fn no_replica(reason: balancer::Refusal, model: &str, outage: &str) -> String {
         balancer::Refusal::EveryReplicaFailed => {
             format!("Every healthy replica of {model} failed this request ({outage}); try again.")
         }
+        balancer::Refusal::LineFull => {
+            format!(
+                "Every replica of {model} has as many conversations as its cache holds, and too many wait already; try again later."
+            )
+        }
         balancer::Refusal::ClientPinDown => {
             format!("The replica that the request names takes no turns ({outage}); try again, or name no replica.")
         }

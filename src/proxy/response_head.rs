@@ -18,6 +18,8 @@ const FRAMING: [&str; 2] = ["content-length", "transfer-encoding"];
 const BYTES_MAX: usize = 64 * 1024;
 
 const DECISION_HEADER: &str = "x-kvpin-decision";
+/// How long the turn was held until its conversation fit, in milliseconds; absent if it was not.
+const HELD_HEADER: &str = "x-kvpin-held-ms";
 
 /// Whether a response is a stream of events that something can be put between.
 pub fn is_stream(head: &ResponseHeader) -> bool {
@@ -64,6 +66,9 @@ pub fn for_client(head: &mut ResponseHeader, context: &Context, table: &Table) -
     {
         head.insert_header(REPLICA_HEADER, lease.replica().name.as_str())?;
         head.insert_header(DECISION_HEADER, lease.decision().as_str())?;
+        if !context.held.is_zero() {
+            head.insert_header(HELD_HEADER, context.held.as_millis().to_string())?;
+        }
     }
     // vLLM refuses on overload without saying when to come back, and some clients give up without it.
     if head.status == StatusCode::SERVICE_UNAVAILABLE && !head.headers.contains_key("retry-after") {

@@ -18,8 +18,8 @@ use super::scrape::scrape;
 use super::server::{Replica, Server};
 use super::watch;
 use crate::balancer::{
-    Balancer, Bounds, DownReason, Evidence, Health, HealthPolicy, MaxNumSeqsSource, Mode, Policy, ReplicaSnapshot,
-    ReplicaSpec, SpillThreshold,
+    Admission, Balancer, Bounds, DownReason, Evidence, Health, HealthPolicy, MaxNumSeqsSource, Mode, Policy,
+    ReplicaSnapshot, ReplicaSpec, SpillThreshold,
 };
 use crate::config::Config;
 use crate::conversation::KeySecret;
@@ -138,6 +138,7 @@ fn policy() -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: None,
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(60) },
         health: HealthPolicy::default(),
     }
@@ -164,6 +165,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         name: "tiny".to_owned(),
         aliases: Vec::new(),
         affinity: true,
+        affinity_ordered: false,
         client_pins: true,
         engine_balances: false,
         send_session_id: true,

@@ -23,6 +23,8 @@ pub struct EngineConfig {
     pub step: Duration,
     /// What each decoding request adds to a step.
     pub decode: Duration,
+    /// What each token of context adds to a step that its attention reads.
+    pub context: Duration,
     /// The widest relative deviation of a step's duration, drawn evenly; 0 makes every step exact.
     pub step_jitter: f64,
     /// Chooses the generated text and the jitter. Replicas of one model share it, as they share their weights.
@@ -60,6 +62,7 @@ impl Default for EngineConfig {
             prefill_tokens_per_s: 8000.0,
             step: Duration::from_millis(20),
             decode: Duration::from_micros(100),
+            context: Duration::ZERO,
             step_jitter: 0.0,
             seed: 0,
         }

@@ -9,10 +9,11 @@
 //! behind a socket in scaled real time and inside a simulation in virtual time. `server` and `agent` are the shells.
 //!
 //! What is modelled is what a balancer can see or change: which prefix is cached where, who waits for whom, what a step
-//! costs, and the bytes on the wire. Absent on purpose: attention cost growing with context, speculative decoding,
+//! costs, and the bytes on the wire. Absent on purpose: prefill that slows down with the context, speculative decoding,
 //! several choices per request, and any meaning in the generated text but what a script put there.
 
 pub mod agent;
+mod batch;
 pub mod cache;
 pub mod config;
 pub mod engine;

@@ -1,6 +1,10 @@
 //! What goes into an engine and what comes out of it.
 
+use std::sync::Arc;
+
 use thiserror::Error;
+
+use super::cache::BlockHash;
 
 /// A request as an engine sees it: tokens in, a number of tokens out.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +19,19 @@ pub struct Request {
     pub salt: String,
     /// What is generated, as far as it goes; the rest is made up.
     pub reply: Vec<u32>,
+}
+
+/// A request whose tokens are known by their blocks only: all that an engine's time and cache depend on.
+#[derive(Debug, Clone, Default)]
+pub struct Outline {
+    /// Tokens of the prompt; at least one.
+    pub prompt_tokens: usize,
+    /// How many tokens are generated; at least one.
+    pub generate: u32,
+    /// The hashes of all whole blocks of prompt and reply together. Shared, so that a long history is not copied every turn.
+    pub chain: Arc<Vec<BlockHash>>,
+    /// Why generation ends there.
+    pub finish: FinishReason,
 }
 
 /// Why a reply ended.
@@ -51,12 +68,12 @@ pub enum SubmitError {
     TooLong(u64),
 }
 
-/// One generated token. `index` 0 is the first of the reply.
+/// A generated token: the newest of its request, where several steps have ended at once. `index` 0 is the first of the reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenEvent {
     /// Whose token it is.
     pub request: RequestId,
-    /// The token itself.
+    /// The token itself; 0 in a request that came as an outline.
     pub token: u32,
     /// Its place in the reply.
     pub index: u32,

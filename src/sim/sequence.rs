@@ -1,55 +1,71 @@
-//! One request inside the engine: its tokens, how many of them are computed, and the blocks it holds.
+//! One request inside the engine: how long it is, how much of it is computed, and the blocks it holds.
 
-use super::cache::{BlockHash, BlockId};
-use super::request::{FinishReason, Request};
+use std::sync::Arc;
+
+use super::cache::{BlockHash, Holding};
+use super::request::{FinishReason, Outline, Request, RequestId};
 use super::tokens;
 
 #[derive(Debug)]
 pub(super) struct Sequence {
-    tokens: Vec<u32>,
+    pub(super) id: RequestId,
     prompt_tokens: usize,
-    max_tokens: usize,
+    generate: usize,
     pub(super) finish: FinishReason,
+    /// The whole reply, as far as anybody wants to read it. It is known from the start, since a modelled engine makes it up.
     reply: Vec<u32>,
-    output_seed: u64,
+    /// Tokens of prompt and reply so far.
+    len: usize,
     block_size: usize,
-    root: BlockHash,
-    hashes: Vec<BlockHash>,
-    pub(super) blocks: Vec<BlockId>,
-    /// Leading blocks that are findable by others.
-    pub(super) published: usize,
+    /// Every whole block of prompt and reply, those still to be generated too.
+    chain: Arc<Vec<BlockHash>>,
+    pub(super) holding: Holding,
     /// Leading tokens whose KV is there.
     pub(super) computed: usize,
+    /// Tokens of it in the step under way.
+    pub(super) scheduled: usize,
     /// The hit at the first scheduling; a hit after a preemption is the request's own work and isn't reported.
     pub(super) cached: Option<usize>,
 }
 
 impl Sequence {
-    pub(super) fn new(request: Request, block_size: usize, seed: u64) -> Self {
-        let root = BlockHash::root(&request.salt);
-        let mut sequence = Self {
-            prompt_tokens: request.prompt.len(),
-            max_tokens: request.generate as usize,
-            finish: request.finish,
-            reply: request.reply,
-            output_seed: 0,
+    pub(super) fn new(id: RequestId, request: Request, block_size: usize, seed: u64) -> Self {
+        let Request { prompt: mut text, generate, finish, salt, mut reply } = request;
+        let prompt_tokens = text.len();
+        let root = BlockHash::root(&salt);
+        let mut chain = Vec::with_capacity((text.len() + generate as usize) / block_size);
+        extend(&mut chain, root, &text, block_size);
+        // Depends on the whole prompt, so that an engine with the same weights says the same again.
+        let rest = &text[chain.len() * block_size..];
+        let output_seed = chain.last().copied().unwrap_or(root).extend(rest).value() ^ seed;
+        reply.truncate(generate as usize);
+        reply.extend((reply.len() as u32..generate).map(|index| tokens::output_token(output_seed, index)));
+        text.extend_from_slice(&reply);
+        extend(&mut chain, root, &text, block_size);
+        let outline = Outline { prompt_tokens, generate, chain: Arc::new(chain), finish };
+        Self { reply, ..Self::outlined(id, outline, block_size) }
+    }
+
+    pub(super) fn outlined(id: RequestId, outline: Outline, block_size: usize) -> Self {
+        let Outline { prompt_tokens, generate, chain, finish } = outline;
+        Self {
+            id,
+            prompt_tokens,
+            generate: generate as usize,
+            finish,
+            reply: Vec::new(),
+            len: prompt_tokens,
             block_size,
-            root,
-            hashes: Vec::with_capacity(request.prompt.len() / block_size + 1),
-            blocks: Vec::new(),
-            published: 0,
+            chain,
+            holding: Holding::default(),
             computed: 0,
+            scheduled: 0,
             cached: None,
-            tokens: request.prompt,
-        };
-        sequence.extend_hashes();
-        let rest = &sequence.tokens[sequence.hashes.len() * block_size..];
-        sequence.output_seed = sequence.last_hash().extend(rest).value() ^ seed;
-        sequence
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.tokens.len()
+        self.len
     }
 
     pub(super) fn prompt_tokens(&self) -> usize {
@@ -57,12 +73,17 @@ impl Sequence {
     }
 
     pub(super) fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt_tokens
+        self.len - self.prompt_tokens
+    }
+
+    /// Tokens that it will still generate.
+    pub(super) fn to_generate(&self) -> usize {
+        self.generate - self.generated()
     }
 
     /// Tokens still to be computed before the next one can be sampled.
     pub(super) fn uncomputed(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.len - self.computed
     }
 
     pub(super) fn is_decoding(&self) -> bool {
@@ -70,43 +91,40 @@ impl Sequence {
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.generated() >= self.max_tokens
+        self.to_generate() == 0
     }
 
     /// The blocks that a hit may cover. The last token is always computed, because sampling needs its output.
     pub(super) fn matchable(&self) -> &[BlockHash] {
-        &self.hashes[..(self.tokens.len() - 1) / self.block_size]
+        let blocks = (self.len - 1) / self.block_size;
+        &self.chain[..blocks.min(self.chain.len())]
     }
 
-    /// The full blocks within the first `computed` tokens that are not findable yet.
-    pub(super) fn publishable(&self, computed: usize) -> impl Iterator<Item = (BlockId, BlockHash)> + '_ {
-        let range = self.published..(computed / self.block_size).max(self.published);
-        self.blocks[range.clone()].iter().copied().zip(self.hashes[range].iter().copied())
+    /// The hashes of the full blocks within the first `computed` tokens that are not findable yet.
+    pub(super) fn publishable(&self, computed: usize) -> std::ops::Range<usize> {
+        let findable = self.holding.findable();
+        findable..(computed / self.block_size).min(self.chain.len()).max(findable)
+    }
+
+    pub(super) fn chain(&self) -> &[BlockHash] {
+        &self.chain
     }
 
     /// Blocks that are lacking for the first `computed` tokens.
     pub(super) fn blocks_lacking(&self, computed: usize) -> usize {
-        computed.div_ceil(self.block_size).saturating_sub(self.blocks.len())
+        computed.div_ceil(self.block_size).saturating_sub(self.holding.blocks())
     }
 
-    pub(super) fn sample(&mut self) -> u32 {
-        let index = self.generated();
-        let made_up = || tokens::output_token(self.output_seed, index as u32);
-        let token = self.reply.get(index).copied().unwrap_or_else(made_up);
-        self.tokens.push(token);
-        self.extend_hashes();
-        token
+    /// Adds so many tokens to the reply and returns the last one.
+    pub(super) fn sample(&mut self, count: usize) -> u32 {
+        self.len += count;
+        self.reply.get(self.generated() - 1).copied().unwrap_or(0)
     }
+}
 
-    fn extend_hashes(&mut self) {
-        while (self.hashes.len() + 1) * self.block_size <= self.tokens.len() {
-            let start = self.hashes.len() * self.block_size;
-            let hash = self.last_hash().extend(&self.tokens[start..start + self.block_size]);
-            self.hashes.push(hash);
-        }
-    }
-
-    fn last_hash(&self) -> BlockHash {
-        self.hashes.last().copied().unwrap_or(self.root)
+/// Appends the hashes of the whole blocks of `text` that `chain` lacks.
+fn extend(chain: &mut Vec<BlockHash>, root: BlockHash, text: &[u32], block_size: usize) {
+    for block in text[chain.len() * block_size..].chunks_exact(block_size) {
+        chain.push(chain.last().copied().unwrap_or(root).extend(block));
     }
 }

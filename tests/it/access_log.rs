@@ -10,7 +10,7 @@ use crate::support::replicas::{MODEL, chat, fast, start_many, urls};
 use crate::support::until;
 
 /// The fields, in their order.
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 22] = [
     "time",
     "model",
     "replica",
@@ -18,6 +18,7 @@ const FIELDS: [&str; 21] = [
     "reason",
     "outcome",
     "status",
+    "held_ms",
     "first_byte_ms",
     "total_ms",
     "cached",

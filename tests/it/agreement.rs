@@ -47,6 +47,9 @@ const REPLICA: &[(&str, Pair)] = &[
     ("conversations.lost", Of(&[("kvpin_conversations", &[("state", "lost")])])),
     ("conversations.relatives", Of(&[("kvpin_related_conversations", &[])])),
     ("working_set_tokens", Of(&[("kvpin_working_set_tokens", &[])])),
+    ("residents", Of(&[("kvpin_resident_conversations", &[])])),
+    ("resident_tokens", Of(&[("kvpin_resident_tokens", &[])])),
+    ("admission_limit_tokens", Of(&[("kvpin_admission_limit_tokens", &[])])),
     ("spill_threshold", Of(&[("kvpin_spill_threshold_turns", &[])])),
     ("engine.running", Of(&[("kvpin_engine_requests", &[("state", "running")])])),
     ("engine.waiting", Of(&[("kvpin_engine_requests", &[("state", "waiting")])])),
@@ -104,6 +107,17 @@ const OF_MODEL: &[(&str, Pair)] = &[
     ("working_set.conversations", Of(&[("kvpin_conversations", &[("state", "active")])])),
     ("working_set.tokens", Of(&[("kvpin_working_set_tokens", &[])])),
     ("working_set.capacity_tokens", Of(&[("kvpin_engine_kv_capacity_tokens", &[])])),
+    ("admission.held_turns", Of(&[("kvpin_held_turns", &[])])),
+    ("admission.longest_hold_s", NoCount),
+    ("admission.needed_tokens", Of(&[("kvpin_held_needed_tokens", &[])])),
+    ("admission.held_turns_total", Of(&[("kvpin_held_turns_total", &[])])),
+    ("admission.forced_turns_total", Of(&[("kvpin_forced_turns_total", &[])])),
+    ("admission.left_turns_total", Of(&[("kvpin_left_while_held_turns_total", &[])])),
+    ("admission.refused_turns_total", Of(&[("kvpin_refused_turns_total", &[("reason", "line_full")])])),
+    ("admission.parked_conversations_total", Of(&[("kvpin_parked_conversations_total", &[])])),
+    ("admission.hold.count", Of(&[("kvpin_hold_seconds_count", &[])])),
+    ("admission.hold.p50_s", NoCount),
+    ("admission.hold.p95_s", NoCount),
     ("first_byte.p50_s", NoCount),
     ("first_byte.p95_s", NoCount),
     ("sticky_percent", NoCount),
@@ -119,8 +133,12 @@ const KEY: &[(&str, Pair)] = &[
 ];
 
 /// Distributions of times: what the status has of them is quantiles of its own.
-const TIMES: [&str; 3] =
-    ["kvpin_overhead_seconds", "kvpin_time_between_tokens_seconds", "kvpin_time_to_first_byte_seconds"];
+const TIMES: [&str; 4] = [
+    "kvpin_hold_seconds",
+    "kvpin_overhead_seconds",
+    "kvpin_time_between_tokens_seconds",
+    "kvpin_time_to_first_byte_seconds",
+];
 
 /// Numbers of an object by their path, and `null`, which may be one.
 fn numbers(at: &str, value: &Value, found: &mut BTreeMap<String, Option<f64>>) {
@@ -211,9 +229,11 @@ async fn hold(kvpin: &Kvpin, id: &str, model: &str) -> (Wire, String) {
 async fn varied() -> Varied {
     let servers = start_many(2, steady()).await;
     let brittle = start(ReplicaOptions { model: "brittle".into(), ..steady() }).await;
+    let narrow = start(ReplicaOptions { model: "narrow".into(), ..steady() }).await;
     let away = Recorder::away();
     let models = json!({
         (MODEL): { "max_num_seqs": 4, "replicas": urls(&servers) },
+        "narrow": { "kv_cache_tokens": 1000, "held_max": 1, "hold_max_s": 1, "replicas": [format!("http://{}", narrow.address())] },
         "brittle": { "replicas": [format!("http://{}", brittle.address())] }, "gone": { "replicas": [away.url()] },
     });
     let config = guarded(models);
@@ -246,11 +266,38 @@ async fn varied() -> Varied {
     let (mut broken, _) = hold(&kvpin, "broken", "brittle").await;
     drop(brittle);
     within("the stream breaks off", async { while matches!(broken.piece().await, Piece::Data(_)) {} }).await;
+    wait_at_the_door(&kvpin).await;
     assert_eq!(kvpin.call(&turn(json!({ "model": "gone" }))).await.status(), 503);
     assert_eq!(kvpin.call(&turn(json!({ "model": "unknown" }))).await.status(), 404);
     until("the streams that were left have ended", async || (kvpin.in_flight().await == 0).then_some(())).await;
     settle(&kvpin).await;
+    let mut servers = servers;
+    servers.push(narrow);
     Varied { kvpin, _servers: servers, _away: away }
+}
+
+/// Has turns wait at a model with little room and a line of one: one leaves, one is refused, one is let in at last.
+async fn wait_at_the_door(kvpin: &Kvpin) {
+    let call = |id: &str, tokens: u32| {
+        let mut body = streamed(&format!("{id} ").repeat(600), tokens);
+        body["model"] = json!("narrow");
+        turn(body).of(id)
+    };
+    let held = async |count: f64| {
+        until("so many are held", async || {
+            (kvpin.metric("kvpin_held_turns{model=\"narrow\"").await == count).then_some(())
+        })
+        .await;
+    };
+    let mut resident = kvpin.connect().await;
+    assert_eq!(resident.begin(&call("resident", 20_000)).await.status, 200);
+    let mut leaves = kvpin.connect().await;
+    leaves.send(&call("leaves", 2).bytes()).await;
+    held(1.0).await;
+    assert_eq!(kvpin.call(&call("refused", 2)).await.status(), 503);
+    drop(leaves);
+    held(0.0).await;
+    assert_eq!(kvpin.call(&call("waits", 2)).await.status(), 200);
 }
 
 /// Waits until what is gone is known to be, and the figures of the engines that are there are newer than their last turn.
@@ -305,6 +352,14 @@ async fn every_number_of_the_status_is_the_one_that_prometheus_gets_and_the_othe
         "cold.*.tokens",
         "requests.*",
         "first_byte.count",
+        "residents",
+        "resident_tokens",
+        "admission_limit_tokens",
+        "admission.held_turns_total",
+        "admission.forced_turns_total",
+        "admission.left_turns_total",
+        "admission.refused_turns_total",
+        "admission.hold.count",
         "engine.prefix_queries_tokens",
         "engine.prompt_tokens",
     ] {

@@ -2,8 +2,10 @@
 //! of a test is the fact that it proves.
 
 mod access_log;
+mod admission;
 mod agreement;
 mod bad_input;
+mod bench;
 mod bodies;
 mod chaos;
 mod cli;
@@ -32,6 +34,7 @@ mod restart;
 mod secrets;
 mod shutdown;
 mod silence;
+mod simulate;
 mod spill;
 mod state;
 mod status;

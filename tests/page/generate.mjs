@@ -47,6 +47,7 @@ export class Fleet {
       cached_percent: (tokens.cached * 100) / (tokens.cached + tokens.computed),
       first_byte: { p50_s: 0.42, p95_s: 3.1, count: sum((r) => r.turns_measured) },
       working_set: { conversations: sum((r) => r.conversations.active), tokens: sum((r) => r.working_set_tokens), capacity_tokens: CAPACITY * all.length },
+      admission: { mode: "auto", held_turns: 0, longest_hold_s: 0, needed_tokens: 0, held_turns_total: 0, forced_turns_total: 0, left_turns_total: 0, refused_turns_total: 0, parked_conversations_total: 0, hold: { p50_s: null, p95_s: null, count: 0 } },
       refused: { no_replica_up: 0 }, notes: ["max_num_seqs is not configured: 32 is assumed"], replicas: all,
     };
   }
@@ -69,6 +70,7 @@ export class Fleet {
       outcomes: { completed: turns, rejected: 0, failed: 0, abandoned: 1, moved_on: 0 },
       tokens: { cached: turns * 51_000, computed: turns * 6_200, estimated: Math.floor(turns * 210), completion: turns * 380 },
       turns_measured: turns, turns_unmeasured: Math.floor(turns * 0.01), turns_untold: 0, cached_percent: (51_000 * 100) / 57_200, cold, working_set_tokens: workingSet,
+      residents: active, resident_tokens: Math.min(workingSet, CAPACITY), admission_limit_tokens: CAPACITY,
       spill_threshold: 8, max_num_seqs: 32, max_num_seqs_source: "assumed", retired: false,
       engine: health === "down" ? null : { scrape_age_s: 0.4, running: Math.floor(random() * 7), waiting: Math.floor(random() * 2), kv_use_percent: random() * 80, kv_capacity_tokens: CAPACITY,
         prefix_queries_tokens: turns * 57_200, prefix_hits_tokens: turns * 51_000, prefix_hit_percent: 89.16, prompt_tokens: turns * 57_200, generation_tokens: turns * 380 },

@@ -111,7 +111,7 @@ describe("with a status that changes its shape", () => {
   });
 
   test("what a status does not say is unknown, and what a later one may say is shown", async () => {
-    const news = ["tokens", "turns_measured", "turns_unmeasured", "turns_untold", "cold", "cached_percent", "first_byte", "working_set", "working_set_tokens"];
+    const news = ["tokens", "turns_measured", "turns_unmeasured", "turns_untold", "cold", "cached_percent", "first_byte", "working_set", "working_set_tokens", "admission", "residents", "resident_tokens", "admission_limit_tokens"];
     const without = (object) => Object.fromEntries(Object.entries(object).filter(([key]) => !news.includes(key)));
     change = ({ kvpin: { version, uptime_s, open_requests }, models }) => ({ kvpin: { version, uptime_s, open_requests }, models: models.map((model) => ({ ...without(model), replicas: model.replicas.map(without) })) });
     const tab = await open(stub.url);
@@ -120,10 +120,11 @@ describe("with a status that changes its shape", () => {
     assert.equal((await tab.run(rowOf, "10.0.0.1:8000")).cached, "–");
     assert.ok(await tab.run(() => document.querySelector(".cold").hidden && document.querySelector("[data-fact='held']").hidden));
     assert.match(await textOf(tab, "#process"), /counting since/);
-    change = (status) => ({ ...status, kvpin: { ...status.kvpin, last_failed_upgrade: { at_unix_s: Date.now() / 1000, failed: "the new one ended at once" } }, models: status.models.map((model) => ({ ...model, held_turns: 3, hold: { p50_s: 1.2, p95_s: 14 } })) });
+    change = (status) => ({ ...status, kvpin: { ...status.kvpin, last_failed_upgrade: { at_unix_s: Date.now() / 1000, failed: "the new one ended at once" } }, models: status.models.map((model) => ({ ...model, admission: { ...model.admission, held_turns: 3, longest_hold_s: 40, needed_tokens: 620_000, held_turns_total: 1200, hold: { p50_s: 1.2, p95_s: 14, count: 1190 } } })) });
     await until("held turns are shown", async () => (await fact("held")) === "3");
     assert.match(await textOf(tab, "#troubles"), /upgrade at .* came to nothing: the new one ended at once$/);
-    assert.equal(await textOf(tab, "[data-fact='held'] .below"), `for ${format.seconds(1.2)}, p95 ${format.seconds(14)}`);
+    assert.equal(await textOf(tab, "[data-fact='held'] .below"), `1,200 had to wait, p50 ${format.seconds(1.2)}, p95 ${format.seconds(14)}`);
+    assert.match(await textOf(tab, ".notes .over"), /^3 turns wait, the first for 40.s: the conversations at work need .* tokens, the replicas hold .*\.$/);
     assert.deepEqual(tab.complaints, []);
   });
 });

@@ -34,6 +34,7 @@ function rowFor(replica) {
     share: percent(replica.cached_percent),
     conversations: count(replica.conversations.active),
     working_set: tokens(replica.working_set_tokens),
+    resident: tokens(replica.resident_tokens),
     running: count(engine.running),
     waiting: count(engine.waiting),
     kv_use: percent(engine.kv_use_percent, 0),

@@ -1,6 +1,8 @@
 use std::net::SocketAddr;
 
-use crate::balancer::{Balancer, Bounds, Cost, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold, Turn};
+use crate::balancer::{
+    Admission, Balancer, Bounds, Cost, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold, Turn,
+};
 use crate::conversation::ConversationKey;
 
 use super::*;
@@ -18,6 +20,7 @@ impl Rig {
             mode: Mode::Affinity,
             spill_threshold: SpillThreshold::Auto,
             max_num_seqs: None,
+            admission: Admission::OFF,
             bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(3600) },
             health: HealthPolicy::default(),
         };
@@ -43,8 +46,9 @@ impl Rig {
         let mut ticket = self.balancer.arrive(&turn, Duration::ZERO).expect("a replica");
         self.balancer.served(&mut ticket, Duration::ZERO);
         self.balancer.note_first_byte(&ticket, Duration::from_secs(1));
-        let cost = Cost { request_bytes: 4_000, prompt: Some(1_000), cached: Some(cached), completion: 50 };
-        self.balancer.charge(&ticket, &cost);
+        let cost =
+            Cost { request_bytes: 4_000, prompt: Some(1_000), cached: Some(cached), completion: 50, asks: false };
+        self.balancer.charge(&ticket, &cost, Duration::ZERO);
         self.balancer.finish(ticket, Outcome::Completed, Duration::ZERO);
     }
 

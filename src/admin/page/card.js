@@ -4,7 +4,7 @@ import { Charts } from "./chart.js";
 import { coldSection } from "./cold.js";
 import { el, show, write } from "./dom.js";
 import { eventsSection } from "./events.js";
-import { facts, overfull } from "./facts.js";
+import { facts, held, overfull } from "./facts.js";
 import { count, moment } from "./format.js";
 import { numbersTable } from "./numbers.js";
 import { replicaTable } from "./replicas.js";
@@ -99,11 +99,12 @@ export class Card {
 
   #renderNotes(model) {
     const refused = Object.entries(model.refused ?? {}).filter(([, turns]) => turns > 0);
-    const notes = [overfull(model), ...refused.map(([reason, turns]) => `${count(turns)} turns refused: ${reason.replaceAll("_", " ")}`), ...model.notes].filter(Boolean);
+    const over = [held(model), overfull(model)].filter(Boolean);
+    const notes = [...over, ...refused.map(([reason, turns]) => `${count(turns)} turns refused: ${reason.replaceAll("_", " ")}`), ...model.notes].filter(Boolean);
     const key = notes.join("\n");
     if (this.#notes.dataset.key === key) return;
     this.#notes.dataset.key = key;
-    this.#notes.replaceChildren(...notes.map((note, at) => el("li", { class: at === 0 && overfull(model) ? "over" : null }, note)));
+    this.#notes.replaceChildren(...notes.map((note, at) => el("li", { class: at < over.length ? "over" : null }, note)));
     show(this.#notes, notes.length > 0);
   }
 

@@ -1,7 +1,7 @@
 // The figures at the head of a model: each with its name above and what it is made of below.
 
 import { el, mark, show, write } from "./dom.js";
-import { count, percent, seconds, tokens, words } from "./format.js";
+import { age, count, percent, seconds, tokens, words } from "./format.js";
 
 /** `hides(model)`: where it has nothing to say. `over(model)`: where it is worth a look. */
 const FACTS = [
@@ -47,9 +47,10 @@ const FACTS = [
   {
     id: "held",
     title: "Held turns",
-    value: (m) => count(m.held_turns),
-    below: (m) => `for ${seconds(m.hold?.p50_s)}, p95 ${seconds(m.hold?.p95_s)}`,
-    hides: (m) => m.held_turns === undefined,
+    value: (m) => count(m.admission.held_turns),
+    below: (m) => `${count(m.admission.held_turns_total)} had to wait, p50 ${seconds(m.admission.hold?.p50_s)}, p95 ${seconds(m.admission.hold?.p95_s)}`,
+    over: (m) => m.admission.held_turns > 0,
+    hides: (m) => !(m.admission?.held_turns_total > 0),
   },
   { id: "affinity", title: "Affinity", value: (m) => (m.affinity ? "on" : "off"), below: (m) => (m.affinity ? "a conversation goes home" : words(m.mode)) },
   { id: "spill_threshold", title: "Spill threshold", value: threshold, below: () => "turns in flight a replica" },
@@ -86,6 +87,16 @@ function threshold(model) {
   const [least, most] = [Math.min(...all), Math.max(...all)];
   const told = least === most ? String(least) : `${least} to ${most}`;
   return configured === "auto" ? `${told} (auto)` : told;
+}
+
+/** Who waits for room in the caches, and for how much; nothing where nobody does. */
+export function held(model) {
+  const { held_turns: turns, longest_hold_s: longest, needed_tokens: needed } = model.admission ?? {};
+  if (!(turns > 0)) return "";
+  const wanted = needed + sum(model, (r) => r.resident_tokens ?? 0);
+  const limit = sum(model, (r) => r.admission_limit_tokens ?? 0);
+  return `${turns === 1 ? "1 turn waits" : `${count(turns)} turns wait`}, the first for ${age(longest)}: ` +
+    `the conversations at work need ${tokens(wanted)} tokens, the replicas hold ${tokens(limit)}.`;
 }
 
 export function isOverfull(model) {

@@ -19,6 +19,7 @@ const COLUMNS = [
   { id: "share", group: "Prompt tokens", title: "Share cached", text: (r) => percent(r.cached_percent ?? shareCached(r)), share: (r) => (r.cached_percent ?? shareCached(r)) / 100, plain: true },
   { id: "conversations", group: "Conversations", title: "Active", alone: "Conversations", text: (r) => count(r.conversations?.active), full: (r) => conversations(r) },
   { id: "working_set", group: "Conversations", title: "Working set", text: (r) => tokens(r.working_set_tokens), share: (r) => r.working_set_tokens / r.engine?.kv_capacity_tokens, full: workingSet },
+  { id: "resident", group: "Conversations", title: "Resident", alone: "Resident tokens", text: (r) => tokens(r.resident_tokens), share: (r) => r.resident_tokens / r.admission_limit_tokens, full: residents },
   { id: "running", group: "Engine", title: "Running", text: (r) => count(r.engine?.running) },
   { id: "waiting", group: "Engine", title: "Waiting", text: (r) => count(r.engine?.waiting), warn: (r) => r.engine?.waiting > 0 },
   { id: "kv_use", group: "Engine", title: "KV used", text: (r) => percent(r.engine?.kv_use_percent, 0), share: (r) => r.engine?.kv_use_percent / 100, full: (r) => `${percent(r.engine?.kv_use_percent, 2)} of ${count(r.engine?.kv_capacity_tokens)} tokens` },
@@ -150,6 +151,11 @@ function shareCached(replica) {
 function conversations(replica) {
   const { active, idle, relatives, lost } = replica.conversations ?? {};
   return `${count(active)} with a turn in the last minute (${count(relatives)} of them subagents or forks), ${count(idle)} idle, ${count(lost)} lost with a restart`;
+}
+
+function residents(replica) {
+  if (!Number.isFinite(replica.residents)) return "nobody is held: admission is off, or the size of the cache isn't known";
+  return `${count(replica.residents)} conversations with room in the cache, ${count(replica.resident_tokens)} tokens of the ${count(replica.admission_limit_tokens)} up to which others are let in`;
 }
 
 function workingSet(replica) {

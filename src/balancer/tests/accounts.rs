@@ -3,7 +3,7 @@
 use super::*;
 
 fn measured(prompt: u64, cached: u64) -> Cost {
-    Cost { request_bytes: 4 * prompt, prompt: Some(prompt), cached: Some(cached), completion: 100 }
+    Cost { request_bytes: 4 * prompt, prompt: Some(prompt), cached: Some(cached), completion: 100, asks: false }
 }
 
 /// One whole turn of a conversation, and what it was billed.
@@ -11,7 +11,7 @@ fn turn(rig: &mut Rig, n: u64, cost: Cost) -> (Decision, Bill) {
     let mut ticket = rig.arrive(n);
     rig.balancer.served(&mut ticket, rig.now);
     let decision = ticket.decision;
-    let bill = rig.balancer.charge(&ticket, &cost);
+    let bill = rig.balancer.charge(&ticket, &cost, rig.now);
     rig.end(ticket, Outcome::Completed);
     (decision, bill)
 }
@@ -96,7 +96,7 @@ fn a_turn_that_belongs_to_no_conversation_is_paid_for_and_judged_by_none() {
     turn(&mut rig, 0, measured(10_000, 0));
     let side = Turn { kind: TurnKind::Side, ..super::turn(0) };
     let ticket = rig.balancer.arrive(&side, rig.now).expect("a replica");
-    let bill = rig.balancer.charge(&ticket, &measured(300, 0));
+    let bill = rig.balancer.charge(&ticket, &measured(300, 0), rig.now);
     rig.balancer.finish(ticket, Outcome::Completed, rig.now);
     assert_eq!(bill.cold, None);
     let (_, warm) = turn(&mut rig, 0, measured(10_500, 10_000));

@@ -77,8 +77,15 @@ fn signs() -> impl Strategy<Value = Signs> {
 
 fn cost() -> impl Strategy<Value = Cost> {
     let tokens = prop_oneof![4 => 0..100_000u64, 1 => Just(u64::from(u32::MAX) + 5)];
-    (0..10_000u64, prop::option::of(tokens), prop::option::of(0..100_000u64), 0..100_000u64)
-        .prop_map(|(request_bytes, prompt, cached, completion)| Cost { request_bytes, prompt, cached, completion })
+    (0..10_000u64, prop::option::of(tokens), prop::option::of(0..100_000u64), 0..100_000u64).prop_map(
+        |(request_bytes, prompt, cached, completion)| Cost {
+            request_bytes,
+            prompt,
+            cached,
+            completion,
+            asks: completion % 2 == 0,
+        },
+    )
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -122,7 +129,7 @@ fn step(rig: &mut Rig, tickets: &mut Vec<Ticket>, event: &Event) {
             rig.balancer.finish(tickets.swap_remove(*ticket), *outcome, rig.now);
         }
         Event::Charge { ticket, cost } if *ticket < tickets.len() => {
-            let bill = rig.balancer.charge(&tickets[*ticket], cost);
+            let bill = rig.balancer.charge(&tickets[*ticket], cost, rig.now);
             assert!(cost.prompt.is_none_or(|prompt| bill.cached + bill.computed == prompt), "tokens are missing");
         }
         Event::LearnMore { .. } | Event::Served { .. } | Event::Charge { .. } | Event::Finish { .. } => {}
@@ -192,6 +199,7 @@ fn arrive(rig: &mut Rig, tickets: &mut Vec<Ticket>, request: &Request) {
         kind: request.kind,
         client_pin: request.client_pin.map(id),
         ranks: request.ranks,
+        body_bytes: 0,
         tried: &tried,
     };
     let before = rig.balancer.snapshot(rig.now);

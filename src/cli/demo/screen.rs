@@ -121,13 +121,14 @@ fn row(number: usize, replica: &ReplicaSnapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balancer::{Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
+    use crate::balancer::{Admission, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold};
 
     fn picture() -> Picture {
         let policy = Policy {
             mode: Mode::Affinity,
             spill_threshold: SpillThreshold::Auto,
             max_num_seqs: None,
+            admission: Admission::OFF,
             bounds: Bounds { entries_max: 10, idle_max: Duration::from_secs(1) },
             health: HealthPolicy::default(),
         };

@@ -89,6 +89,9 @@ fn card(model: &ModelStatus, ink: Ink) -> String {
     if let (Some(p50), Some(p95)) = (first_byte.p50_s, first_byte.p95_s) {
         line(format!("  first byte p50 {p50:.2} s, p95 {p95:.2} s over {} turns", grouped(first_byte.count)));
     }
+    if let Some(rule) = held(model) {
+        line(format!("  {}", yellow(&rule, ink)));
+    }
     if let Some(rule) = over_full(&model.working_set) {
         line(format!("  {}", yellow(&rule, ink)));
     }
@@ -196,6 +199,28 @@ fn over_full(set: &WorkingSet) -> Option<String> {
         short(set.tokens),
         short(capacity)
     ))
+}
+
+/// Who waits, and for what.
+fn held(model: &ModelStatus) -> Option<String> {
+    let admission = &model.admission;
+    if admission.held_turns == 0 {
+        return None;
+    }
+    let of_residents: u64 = model.replicas.iter().filter_map(|replica| replica.resident_tokens).sum();
+    let limit: u64 = model.replicas.iter().filter_map(|replica| replica.admission_limit_tokens).sum();
+    Some(format!(
+        "{}, the first for {}: the conversations at work need {} tokens, the replicas hold {}",
+        counted(u64::from(admission.held_turns), "turn waits", "turns wait"),
+        duration(admission.longest_hold_s),
+        short(of_residents + admission.needed_tokens),
+        short(limit)
+    ))
+}
+
+/// `1 turn waits`, `7 turns wait`.
+fn counted(number: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { several })
 }
 
 fn threshold(model: &ModelStatus) -> String {
@@ -333,6 +358,24 @@ pub(super) mod tests {
         }
         assert!(!text.contains("evicted"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn a_card_says_who_waits_and_for_what() {
+        let mut status = status();
+        assert!(!cards(&status, Ink::Plain).contains("wait,"), "nobody waits");
+        let model = &mut status.models[0];
+        model.admission.held_turns = 7;
+        model.admission.longest_hold_s = 40.2;
+        model.admission.needed_tokens = 620_000;
+        model.replicas[0].resident_tokens = Some(880_000);
+        model.replicas[0].admission_limit_tokens = Some(900_000);
+        let line =
+            "  7 turns wait, the first for 40 s: the conversations at work need 1.5M tokens, the replicas hold 900.0k";
+        let text = cards(&status, Ink::Plain);
+        assert!(text.lines().any(|found| found == line), "{text}");
+        status.models[0].admission.held_turns = 1;
+        assert!(cards(&status, Ink::Plain).contains("  1 turn waits, the first for 40 s"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::super::context::Context;
 
 /// The fields of a request that has ended, in their order.
 pub struct Line {
-    fields: [(&'static str, Field); 21],
+    fields: [(&'static str, Field); 22],
 }
 
 /// What most lines are shorter than.
@@ -53,6 +53,7 @@ impl Line {
                 ("reason", Field::or_unknown(refusal.or(decision.and_then(|d| d.reason())), Field::Word)),
                 ("outcome", Field::or_unknown(lease, |lease| Field::Word(lease.outcome().as_str()))),
                 ("status", Field::Count(session.response_written().map_or(0, |head| head.status.as_u16().into()))),
+                ("held_ms", millis(context.held)),
                 ("first_byte_ms", Field::or_unknown(context.first_token, millis)),
                 ("total_ms", millis(context.started.elapsed())),
                 ("cached", tokens(|bill| bill.cached)),
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     fn line(model: &str) -> Line {
-        let mut fields = [const { ("x", Field::Unknown) }; 21];
+        let mut fields = [const { ("x", Field::Unknown) }; 22];
         fields[0] = ("model", Field::Text(model.to_owned()));
         fields[1] = ("status", Field::Count(200));
         fields[2] = ("total_ms", Field::Millis(12.345));

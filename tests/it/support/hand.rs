@@ -107,6 +107,14 @@ impl HandTurn {
         }
     }
 
+    /// Reads until the body ends with `mark`.
+    pub async fn read_through(&mut self, mark: &[u8]) {
+        while !self.body.ends_with(mark) {
+            let more = self.body.len() + 1;
+            self.read_to(more).await;
+        }
+    }
+
     /// All that comes before the other side closes the connection.
     pub async fn rest(&mut self) -> &[u8] {
         // A reset is an end too.

@@ -1,0 +1,136 @@
+//! The door of a model: its rooms, its line, and what it has learnt.
+
+use std::time::Duration;
+
+use crate::conversation::ConversationKey;
+
+use super::super::distribution::Distribution;
+use super::super::replica::ReplicaId;
+use super::gaps::Gaps;
+use super::learnt::Learnt;
+use super::line::{Line, Place, Waiting};
+use super::policy::{Admission, Stay};
+use super::residents::Resident;
+use super::rooms::Rooms;
+
+/// Silent residents that are looked at for one who waits, so that no decision waits for a long search.
+const LOOKED_AT_MAX: usize = 64;
+
+/// What the door has done. Counted since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorCounters {
+    /// Turns that had to wait.
+    pub held: u64,
+    /// Those that were let in over the line, because they had waited for long enough.
+    pub forced: u64,
+    /// Those whose client left while they waited.
+    pub left: u64,
+    /// Those that were refused, because too many waited.
+    pub refused: u64,
+    /// Residents that had to make room.
+    pub parked: u64,
+}
+
+#[derive(Debug)]
+pub struct Door {
+    pub rooms: Rooms,
+    pub line: Line,
+    pub gaps: Gaps,
+    pub learnt: Learnt,
+    pub counters: DoorCounters,
+    /// How long those were held who were let in.
+    pub holds: Distribution,
+    /// Places whose turns may enter, until the shell takes them.
+    pub let_in: Vec<Place>,
+}
+
+impl Door {
+    pub fn new() -> Self {
+        Door {
+            rooms: Rooms::default(),
+            line: Line::default(),
+            gaps: Gaps::default(),
+            learnt: Learnt::new(),
+            counters: DoorCounters::default(),
+            holds: Distribution::new(),
+            let_in: Vec::new(),
+        }
+    }
+
+    /// The replica in whose cache a conversation has its room.
+    pub fn room_of(&self, conversation: ConversationKey) -> Option<ReplicaId> {
+        self.rooms.resident(conversation).map(|resident| resident.replica)
+    }
+
+    /// Up to how many tokens conversations are let in on a replica.
+    pub fn limit(&self, replica: ReplicaId, capacity: u64, policy: &Admission) -> u64 {
+        let trimmed = match policy.tuning.trims {
+            true => self.rooms.room(replica).map_or(100, |room| u64::from(room.trim.percent())),
+            false => 100,
+        };
+        capacity * u64::from(policy.tuning.fill_percent) / 100 * trimmed / 100
+    }
+
+    /// The silent residents that would have to go for another one to fit who needs so many tokens; `None` if that is not
+    /// enough. Those go first who are silent for longest, and only whose stay is over.
+    pub fn room_for(
+        &self,
+        replica: ReplicaId,
+        need: u64,
+        capacity: u64,
+        policy: &Admission,
+        now: Duration,
+    ) -> Option<Vec<ConversationKey>> {
+        let limit = self.limit(replica, capacity, policy);
+        let mut over = self.rooms.with_another(replica, need).saturating_sub(limit);
+        let mut going = Vec::new();
+        if over == 0 {
+            return Some(going);
+        }
+        let room = self.rooms.room(replica)?;
+        let mut staying = room.residents;
+        for (conversation, resident) in self.rooms.silent(replica).take(LOOKED_AT_MAX) {
+            if now.saturating_sub(resident.silent_since) >= self.stay(resident, capacity, policy) {
+                going.push(conversation);
+                staying -= 1;
+                over = over.saturating_sub(self.rooms.beside_others(resident.weight()));
+                if over == 0 {
+                    return Some(going);
+                }
+            }
+        }
+        // Nobody else is there: more room than all of it there is not.
+        (staying == 0 && room.visiting == 0).then_some(going)
+    }
+
+    /// How long a resident may be silent.
+    pub fn stay(&self, resident: &Resident, capacity: u64, policy: &Admission) -> Duration {
+        match policy.tuning.stay {
+            Stay::Fixed(stay) => stay,
+            Stay::Learnt => {
+                let share = resident.weight() as f64 / capacity.max(1) as f64;
+                self.gaps.stay(resident.asks, self.learnt.reread(resident.tokens), share.min(1.0))
+            }
+        }
+    }
+
+    /// Books how long the turns were held that wait at a place and get in. False where that is no time: they were not held.
+    pub fn note_held(&mut self, waiting: &Waiting, now: Duration) -> bool {
+        let held = now.saturating_sub(waiting.since);
+        if held.is_zero() {
+            return false;
+        }
+        (0..waiting.turns()).for_each(|_| self.holds.add(held));
+        true
+    }
+
+    /// Residents who are silent make room until the others are under `limit`, those first who were let in first.
+    pub fn relieve(&mut self, replica: ReplicaId, limit: u64, spared: ConversationKey) {
+        while self.rooms.working_set(replica) > limit {
+            let silent = self.rooms.silent(replica).filter(|(key, _)| *key != spared).take(LOOKED_AT_MAX);
+            let Some((conversation, _)) = silent.min_by_key(|(key, resident)| (resident.since, *key)) else { return };
+            self.rooms.dismiss(conversation);
+            self.counters.parked += 1;
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Letting turns in: who goes straight to its replica, who waits, and who is next.
+
+use std::time::Duration;
+
+use crate::conversation::ConversationKey;
+
+use super::Balancer;
+use super::admission::{AdmissionMode, Claim, Place, Waiting};
+use super::choice::Choice;
+use super::cost::{Bill, ColdReason, Cost};
+use super::placement::Weigh;
+use super::policy::Mode;
+use super::replica::ReplicaId;
+use super::snapshot::{DoorSnapshot, RoomSnapshot};
+use super::ticket::Ticket;
+use super::turn::{Decision, Placement, Refusal, Turn};
+
+/// What comes of a turn that asks to be let in.
+#[derive(Debug)]
+#[must_use = "a ticket that is dropped leaves its slot taken for ever, and a place its turn in the line"]
+pub enum Entry {
+    /// It has a slot.
+    Seated(Ticket),
+    /// It waits. [`Balancer::take_let_in`] says when it may enter, by [`Balancer::arrive`]; a turn that waits no longer says so to
+    /// [`Balancer::leave_line`].
+    Held(Place),
+}
+
+/// What a conversation takes at least: a block or so, however little is known of it.
+const NEED_MIN: u64 = 16;
+
+impl Balancer {
+    /// Decides where a turn goes and takes its slot there, or has it wait until its conversation fits. A turn that goes on
+    /// elsewhere after a failure was let in already: it [arrives](Balancer::arrive).
+    ///
+    /// # Errors
+    /// When no replica could be given, or too many wait already.
+    pub fn admit(&mut self, turn: &Turn<'_>, now: Duration) -> Result<Entry, Refusal> {
+        let Some((conversation, home)) = self.has_to_ask(turn, now) else {
+            return self.arrive(turn, now).map(Entry::Seated);
+        };
+        if self.door.line.turns() >= self.policy.admission.held_max {
+            self.refused[Refusal::LineFull as usize] += 1;
+            self.door.counters.refused += 1;
+            return Err(Refusal::LineFull);
+        }
+        let need = self.need(conversation, turn);
+        let place = self.door.line.join(conversation, home, need, now);
+        let is_alone = self.door.line.turns_at(place) == 1;
+        self.let_in(now);
+        if let Some(index) = self.door.let_in.iter().position(|let_in| *let_in == place) {
+            // Who got in at once was never in the line. Other turns of the conversation were, and are still to be called.
+            if is_alone {
+                self.door.let_in.swap_remove(index);
+            }
+            return self.arrive(turn, now).map(Entry::Seated);
+        }
+        self.door.counters.held += 1;
+        Ok(Entry::Held(place))
+    }
+
+    /// A turn waits no longer: its client has left.
+    pub fn leave_line(&mut self, place: Place, now: Duration) {
+        if self.door.line.leave(place, now) {
+            self.door.counters.left += 1;
+            self.let_in(now);
+        }
+    }
+
+    /// The places whose turns may enter since this was asked last.
+    pub fn take_let_in(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.door.let_in)
+    }
+
+    /// Whether anybody waits. Then [`Balancer::tick`] wants to be called every now and then: stays run out and holds end
+    /// without anything happening.
+    pub fn has_line(&self) -> bool {
+        !self.door.line.is_empty()
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        self.door.line.sweep(now);
+        self.let_in(now);
+    }
+
+    /// Lets in who is next, as far as there is room: in order, but for those who wait for a replica that has none while others
+    /// have.
+    pub(super) fn let_in(&mut self, now: Duration) {
+        if self.door.line.is_empty() {
+            return;
+        }
+        if self.policy.admission.mode == AdmissionMode::Off || !self.field_of_all(now).any_serves() {
+            // Nobody can be served, and everybody is to hear of it; or nobody is held any more.
+            let are_served = self.policy.admission.mode == AdmissionMode::Off;
+            while let Some(waiting) = self.door.line.remove(0) {
+                if are_served {
+                    self.door.note_held(&waiting, now);
+                }
+                self.door.let_in.push(waiting.place);
+            }
+            return;
+        }
+        let mut shut = vec![false; self.replicas.len()];
+        let mut index = 0;
+        while let Some(waiting) = self.door.line.get(index).copied() {
+            if !waiting.is_taken() {
+                index += 1;
+                continue;
+            }
+            match self.room_for(&waiting, &shut, now) {
+                Some(replica) => self.seat(index, &waiting, replica, now),
+                None => {
+                    self.rotate(&waiting, &shut, now);
+                    match waiting.home.filter(|home| self.is_open(*home)) {
+                        Some(home) => shut[home.index()] = true,
+                        // Whoever takes any room is not overtaken by those who want a certain one.
+                        None => return,
+                    }
+                    index += 1;
+                }
+            }
+            if shut.iter().all(|shut| *shut) {
+                return;
+            }
+        }
+    }
+
+    /// The conversation that has to be let in for a turn, and where it was at home; `None` for a turn that nobody asks.
+    fn has_to_ask(&self, turn: &Turn<'_>, now: Duration) -> Option<(ConversationKey, Option<ReplicaId>)> {
+        let is_on = self.policy.admission.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity;
+        if !is_on || !turn.tried.is_empty() {
+            return None;
+        }
+        let choice = self.choose(turn, now).ok()?;
+        let speaker = choice.speaker.filter(|_| choice.decision.binds())?;
+        let conversation = speaker.conversation;
+        let home = match choice.decision {
+            Decision::Sticky => Some(choice.replica),
+            Decision::Spilled { from } => Some(from),
+            Decision::Placed { reason: Placement::Forked } => Some(choice.replica),
+            Decision::Placed { .. } | Decision::ClientPinned | Decision::Unpinned { .. } | Decision::Side => None,
+        };
+        if self.door.room_of(conversation).is_some_and(|room| home.is_none_or(|home| home == room)) {
+            return None;
+        }
+        // Its parent waits for it, and keeps its room meanwhile.
+        let parent = self.memory.pins.at(conversation).map_or(speaker.parent(), |pin| pin.parent());
+        if parent.is_some_and(|parent| self.door.room_of(parent).is_some()) {
+            return None;
+        }
+        let is_free = |id: ReplicaId| {
+            let need = self.need(conversation, turn);
+            self.door.line.is_empty() && self.fits(id, need)
+        };
+        (!is_free(home.unwrap_or(choice.replica))).then_some((conversation, home))
+    }
+
+    /// Whether somebody who needs so many tokens fits without anybody having to go.
+    fn fits(&self, id: ReplicaId, need: u64) -> bool {
+        let Some(capacity) = self.capacity(id) else { return true };
+        let limit = self.door.limit(id, capacity, &self.policy.admission);
+        self.door.rooms.with_another(id, need) <= limit
+    }
+
+    /// Whether a turn may be spilled to a replica: not if residents would have to suffer.
+    pub(super) fn takes_visitors(&self, id: ReplicaId, conversation: ConversationKey, turn: &Turn<'_>) -> bool {
+        self.policy.admission.mode == AdmissionMode::Off || self.fits(id, self.need(conversation, turn))
+    }
+
+    /// The replica where somebody who waits gets in; the residents who had to go for it are gone then.
+    fn room_for(&mut self, waiting: &Waiting, shut: &[bool], now: Duration) -> Option<ReplicaId> {
+        let home = waiting.home.filter(|home| self.is_open(*home));
+        if let Some(home) = home.filter(|home| !self.has_lost(waiting, *home)) {
+            return self.make_room(home, waiting, shut, now).then_some(home);
+        }
+        let field = self.field_of_all(now);
+        let mut candidates: Vec<_> = field.by_load(Weigh::Residents, &self.rotation).collect();
+        candidates.retain(|id| !shut[id.index()]);
+        let overdue = self.is_overdue(waiting, now);
+        let roomy = candidates.iter().copied().find(|id| self.make_room(*id, waiting, shut, now));
+        roomy.or_else(|| candidates.first().copied().filter(|_| overdue))
+    }
+
+    /// Whether nothing is left of a conversation in the cache that it waits for, so that it may as well go elsewhere.
+    fn has_lost(&self, waiting: &Waiting, home: ReplicaId) -> bool {
+        let Some(pin) = self.memory.pins.at(waiting.conversation).filter(|pin| pin.replica == home) else {
+            // A fork, which has not been there yet.
+            return false;
+        };
+        let (Some(tokens), Some(capacity)) = (pin.tokens(), self.capacity(home)) else { return false };
+        let computed_since = u64::from(self.replicas[home.index()].computed.wrapping_sub(tokens.mark));
+        computed_since >= capacity
+    }
+
+    fn make_room(&mut self, id: ReplicaId, waiting: &Waiting, shut: &[bool], now: Duration) -> bool {
+        let is_shut = shut[id.index()];
+        let policy = self.policy.admission;
+        let cold = self.door.rooms.room(id).map_or(0, |room| room.cold);
+        let is_busy = policy.tuning.cold_max > 0 && cold >= policy.tuning.cold_max;
+        let going = match self.capacity(id) {
+            _ if is_shut || is_busy => None,
+            Some(capacity) => self.door.room_for(id, waiting.need, capacity, &policy, now),
+            None => Some(Vec::new()),
+        };
+        match going {
+            Some(going) => {
+                for conversation in going {
+                    self.door.rooms.dismiss(conversation);
+                }
+                true
+            }
+            None if !is_shut && waiting.home == Some(id) && self.is_overdue(waiting, now) => true,
+            None => false,
+        }
+    }
+
+    fn is_overdue(&self, waiting: &Waiting, now: Duration) -> bool {
+        now.saturating_sub(waiting.since) >= self.policy.admission.hold_max
+    }
+
+    fn seat(&mut self, index: usize, waiting: &Waiting, replica: ReplicaId, now: Duration) {
+        if self.door.note_held(waiting, now) && self.is_overdue(waiting, now) {
+            self.door.counters.forced += u64::from(waiting.turns());
+        }
+        self.door.line.remove(index);
+        self.door.rooms.enter(waiting.conversation, replica, waiting.need, now);
+        self.door.let_in.push(waiting.place);
+    }
+
+    /// Has a resident make room for somebody who has waited for too long, where that is wanted.
+    fn rotate(&mut self, waiting: &Waiting, shut: &[bool], now: Duration) {
+        let after = self.policy.admission.tuning.rotate_after;
+        let is_due = |since: Duration| now.saturating_sub(since) >= after;
+        if self.policy.admission.mode != AdmissionMode::Fair || !is_due(waiting.since) {
+            return;
+        }
+        let ids = (0..self.replicas.len()).filter_map(ReplicaId::from_index);
+        let ids = ids.filter(|id| waiting.home.is_none_or(|home| home == *id));
+        let oldest = ids
+            .filter(|id| !shut[id.index()] && self.is_open(*id) && !self.door.rooms.has_notice(*id))
+            .filter_map(|id| self.door.rooms.longest_in(id))
+            .min_by_key(|(key, resident)| (resident.since, *key))
+            .filter(|(_, resident)| is_due(resident.since))
+            .map(|(key, _)| key);
+        if let Some(conversation) = oldest {
+            self.door.counters.parked += 1;
+            self.door.rooms.give_notice(conversation);
+        }
+    }
+
+    /// The tokens that a turn's conversation needs room for.
+    fn need(&self, conversation: ConversationKey, turn: &Turn<'_>) -> u64 {
+        let reserve = self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns);
+        self.taken_for(Some(conversation), turn.body_bytes) + reserve
+    }
+
+    /// The tokens that a turn is taken for until it was measured.
+    fn taken_for(&self, conversation: Option<ConversationKey>, body_bytes: u64) -> u64 {
+        let known = conversation.and_then(|key| self.memory.pins.at(key)).map_or(0, |pin| pin.footprint());
+        let sent = self.bytes_per_token.tokens(body_bytes);
+        let guess = if known == 0 && sent == 0 { self.door.learnt.first() } else { known.max(sent) };
+        guess.max(NEED_MIN)
+    }
+
+    /// The replica where a conversation was let in that has not been there yet.
+    pub(super) fn reserved(&self, conversation: ConversationKey, turn: &Turn<'_>, now: Duration) -> Option<ReplicaId> {
+        self.door.room_of(conversation).filter(|id| self.field(turn, now).is_open(*id))
+    }
+
+    /// Tokens of KV cache on a replica; `None` where nobody tells, and nobody is held for it.
+    pub(super) fn capacity(&self, id: ReplicaId) -> Option<u64> {
+        let told = || self.replicas[id.index()].load.scrape().map(|scrape| scrape.kv_capacity_tokens);
+        self.policy.admission.capacity_tokens.or_else(told).filter(|tokens| *tokens > 0)
+    }
+
+    pub(super) fn room(&self, id: ReplicaId) -> Option<RoomSnapshot> {
+        let policy = &self.policy.admission;
+        let is_on = policy.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity;
+        let capacity = self.capacity(id).filter(|_| is_on)?;
+        Some(RoomSnapshot {
+            residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
+            working_set_tokens: self.door.rooms.working_set(id),
+            limit_tokens: self.door.limit(id, capacity, policy),
+        })
+    }
+
+    /// Tokens that turns in flight claim on a replica.
+    #[cfg(test)]
+    pub(super) fn claimed(&self, id: ReplicaId) -> u64 {
+        self.door.rooms.claimed(id)
+    }
+
+    pub(super) fn door_snapshot(&self, now: Duration) -> DoorSnapshot {
+        DoorSnapshot {
+            mode: self.policy.admission.mode,
+            held: self.door.line.turns(),
+            longest: self.door.line.longest(now),
+            needed_tokens: self.door.line.needs(),
+            counters: self.door.counters,
+            holds: self.door.holds.clone(),
+        }
+    }
+
+    fn is_open(&self, id: ReplicaId) -> bool {
+        self.replicas.get(id.index()).is_some_and(super::Replica::serves)
+    }
+
+    /// A turn that was given a slot takes its room.
+    pub(super) fn claim(&mut self, choice: &Choice, turn: &Turn<'_>, now: Duration) -> Claim {
+        let replica = choice.replica;
+        let Some(capacity) = self.capacity(replica) else { return Claim::Nothing };
+        if self.policy.admission.mode == AdmissionMode::Off {
+            return Claim::Nothing;
+        }
+        let speaker = choice.speaker.as_ref().filter(|_| choice.decision.binds());
+        let tokens = self.taken_for(speaker.map(|speaker| speaker.conversation), turn.body_bytes);
+        let Some(speaker) = speaker.filter(|_| !matches!(choice.decision, Decision::Spilled { .. })) else {
+            return self.door.rooms.visit(replica, tokens);
+        };
+        let conversation = speaker.conversation;
+        match self.door.rooms.resident(conversation) {
+            Some(resident) if resident.replica == replica => {
+                if resident.in_flight == 0 && resident.turns > 0 {
+                    self.door.gaps.returned(resident.asks, now.saturating_sub(resident.silent_since));
+                }
+            }
+            Some(_) | None => self.door.rooms.enter(conversation, replica, tokens, now),
+        }
+        if let Some(parent) = speaker.parent() {
+            self.door.rooms.refresh(parent, now);
+        }
+        let claim = self.door.rooms.begin(conversation, tokens);
+        let growth = u64::from(self.policy.admission.tuning.growth_percent);
+        self.door.relieve(replica, capacity * growth / 100, conversation);
+        claim
+    }
+
+    /// A turn's cost teaches how much room conversations take.
+    pub(super) fn learn_room(&mut self, ticket: &Ticket, cost: &Cost, bill: &Bill, before: u64, now: Duration) {
+        let Claim::Resident { .. } = ticket.claim else { return };
+        let (Some(conversation), Some(prompt)) = (ticket.bound(), cost.prompt) else { return };
+        let length = prompt + cost.completion;
+        if let Some(first) = ticket.first {
+            self.door.learnt.computed(bill.computed, first.saturating_sub(ticket.seated));
+        }
+        match ticket.decision {
+            Decision::Placed { reason: Placement::New } => {
+                let is_first_there = self.replicas[ticket.replica.index()].ledger.measured_turns <= 1;
+                self.door.learnt.began(length, cost.cached.filter(|_| !is_first_there));
+                self.door.rooms.share(self.door.learnt.shared());
+            }
+            Decision::Sticky if before > 0 => {
+                self.door.learnt.grew(length.saturating_sub(before));
+                self.trim(ticket, cost, bill, now);
+            }
+            Decision::Sticky
+            | Decision::Placed { .. }
+            | Decision::Spilled { .. }
+            | Decision::ClientPinned
+            | Decision::Unpinned { .. }
+            | Decision::Side => {}
+        }
+        let reserve = self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns);
+        self.door.rooms.measured(conversation, length + reserve, cost.asks);
+    }
+
+    /// What a resident misses of its history was evicted though it was counted on.
+    fn trim(&mut self, ticket: &Ticket, cost: &Cost, bill: &Bill, now: Duration) {
+        let Claim::Resident { is_return: true, .. } = ticket.claim else { return };
+        let (Some(prompt), Some(_)) = (cost.prompt, cost.cached) else { return };
+        let missed = match bill.cold {
+            Some(cold) if matches!(cold.reason, ColdReason::Evicted) => cold.tokens as f64 / prompt.max(1) as f64,
+            Some(_) => return,
+            None => 0.0,
+        };
+        self.door.rooms.room_mut(ticket.replica).trim.found(missed, now);
+    }
+
+    /// A turn has ended and gives its claim back.
+    pub(super) fn unclaim(&mut self, ticket: &Ticket, now: Duration) {
+        if let Claim::Resident { .. } = ticket.claim
+            && ticket.first.is_some()
+        {
+            let asks = ticket.bound().and_then(|key| self.door.rooms.resident(key)).is_some_and(|it| it.asks);
+            self.door.gaps.answered(asks);
+        }
+        self.door.rooms.end(ticket.bound(), ticket.replica, ticket.claim, now);
+        if let Some(conversation) = ticket.bound().filter(|key| !self.memory.pins.contains(*key)) {
+            self.door.rooms.dismiss(conversation);
+        }
+    }
+}
