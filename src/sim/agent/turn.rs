@@ -16,7 +16,7 @@ use super::session::Session;
 const LONGEST_LINE: usize = 1 << 20;
 
 /// The most of an error's text that is kept.
-pub const SAID_BYTES_MAX: usize = 400;
+const SAID_BYTES_MAX: usize = 400;
 
 /// What became of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct TurnResult {
     pub replica: Option<String>,
     /// kvpin's decision, in its word.
     pub decision: Option<String>,
-    /// What the server, or the connection, says of a failure. At most [`SAID_BYTES_MAX`] bytes.
+    /// What the server, or the connection, says of a failure. At most 400 bytes.
     pub said: Option<String>,
     /// The pause that the server asks for.
     pub retry_after: Option<Duration>,
