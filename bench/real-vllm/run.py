@@ -30,7 +30,7 @@ def main():
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvpin-bench-")))
         vllm = stack.enter_context(fleet(folder, logs, sizes, options))
-        kvpin = stack.enter_context(running_kvpin(binary, logs, configuration(vllm)))
+        kvpin = stack.enter_context(running_kvpin(binary, logs, configuration(vllm, options.admission)))
         wait_until("kvpin has seen every replica up", PEER_START_S, lambda: all_up(kvpin))
         peers = [stack.enter_context(peer(text, vllm, logs)) for text in options.peer]
         command = [str(binary), "bench", "--model", MODEL, *arms(kvpin, peers), *engines(vllm), *options.arguments]
@@ -45,6 +45,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="data-parallel ranks of the one server (default: %(default)s)")
     parser.add_argument("--separate", type=int, default=0, metavar="N", help="N servers of one engine each, in the place of ranks")
+    parser.add_argument("--admission", default="off", help="kvpin's: off, auto or fair (default: %(default)s)")
     parser.add_argument("--kv-blocks", type=int, default=260, help="KV blocks of 128 tokens an engine (default: %(default)s)")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=COMMAND",
@@ -60,12 +61,12 @@ def fleet(folder, logs, sizes, options):
     return vllm_fleet(folder, logs, sizes, flags, all_in_dev_mode=True)
 
 
-def configuration(vllm):
+def configuration(vllm, admission):
     replicas = [server.replica for server in vllm]
     return {
         "listen": ["127.0.0.1:0"],
         "admin": "127.0.0.1:0",
-        "models": {MODEL: {"max_num_seqs": MAX_NUM_SEQS, "replicas": replicas}},
+        "models": {MODEL: {"max_num_seqs": MAX_NUM_SEQS, "admission": admission, "replicas": replicas}},
     }
 
 

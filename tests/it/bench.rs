@@ -103,6 +103,7 @@ async fn affinity_is_switched_between_the_arms_and_their_order_alternates() {
     }
     // The server chose: nobody knows where a turn was.
     assert_eq!((&rungs[0]["stayed_percent"], &rungs[1]["stayed_percent"]), (&Value::Null, &json!(100.0)));
+    assert_eq!(rungs[1]["held_percent"], 0.0, "there is room for all");
     let ranges = report["ranges"].as_array().expect("ranges");
     assert!(ranges.iter().all(|range| range["rounds"] == 2), "{ranges:?}");
 

@@ -131,7 +131,7 @@ impl Tries {
             ended,
             ending,
             replica,
-            is_held: None,
+            is_held: last.is_held,
             prompt_tokens: last.usage.map_or(0, |usage| usage.prompt_tokens),
             cached_tokens: last.usage.map(|usage| usage.cached_tokens),
             output_tokens,
@@ -165,6 +165,7 @@ mod tests {
             replica: Some("a".into()),
             decision: None,
             retry_after: None,
+            is_held: None,
             said: None,
         }
     }

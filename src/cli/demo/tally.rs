@@ -112,6 +112,7 @@ mod tests {
             usage: Some(TurnUsage { prompt_tokens: 100, cached_tokens: 60, completion_tokens: 10 }),
             replica: Some(replica.into()),
             decision: None,
+            is_held: None,
             said: None,
             retry_after: None,
         }

@@ -47,6 +47,8 @@ pub struct TurnResult {
     pub replica: Option<String>,
     /// kvpin's decision, in its word.
     pub decision: Option<String>,
+    /// Whether kvpin held it back, if kvpin was asked and has answered.
+    pub is_held: Option<bool>,
     /// What the server, or the connection, says of a failure. At most 400 bytes.
     pub said: Option<String>,
     /// The pause that the server asks for.
@@ -105,6 +107,7 @@ impl TurnResult {
             usage: None,
             replica: None,
             decision: None,
+            is_held: None,
             said: None,
             retry_after: None,
         }
@@ -120,6 +123,7 @@ impl TurnResult {
         self.status = Some(status);
         self.replica = text("x-kvpin-replica");
         self.decision = text("x-kvpin-decision");
+        self.is_held = self.decision.as_ref().map(|_| headers.contains_key("x-kvpin-held-ms"));
         self.retry_after = text("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
     }
 }
