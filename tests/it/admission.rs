@@ -106,13 +106,14 @@ fn held_turns(status: &Value) -> u64 {
     admission(status)["held_turns"].as_u64().expect("a count")
 }
 
-/// The end of a turn, as an engine counts it.
+/// The end of a turn, as an engine counts it. Its connection serves no other one, which the hand would not hear of.
 async fn answer(turn: &mut HandTurn, of: &mut Wire) -> Reply {
     let usage =
         json!({ "prompt_tokens": 5_000, "completion_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } });
     let choices =
         json!([{ "index": 0, "finish_reason": "stop", "message": { "role": "assistant", "content": "yes" } }]);
-    turn.answer(&json!({ "object": "chat.completion", "choices": choices, "usage": usage }).to_string()).await;
+    let body = json!({ "object": "chat.completion", "choices": choices, "usage": usage }).to_string();
+    turn.write(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
     of.reply("POST").await.expect("an answer")
 }
 
