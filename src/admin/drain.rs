@@ -73,7 +73,7 @@ pub fn order(table: &Table, order: Order, body: &[u8]) -> Result<DrainAnswer, Re
     }
 }
 
-fn not_found(what: &str, named: &str, known: Vec<String>) -> Refused {
+pub(super) fn not_found(what: &str, named: &str, known: Vec<String>) -> Refused {
     let more = known.len().saturating_sub(NAMES_MAX);
     let mut names = known.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
     if more > 0 {
@@ -82,7 +82,7 @@ fn not_found(what: &str, named: &str, known: Vec<String>) -> Refused {
     Refused { status: StatusCode::NOT_FOUND, message: format!("there is no {what} `{named}`; there is: {names}") }
 }
 
-fn models(table: &Table) -> Vec<String> {
+pub(super) fn models(table: &Table) -> Vec<String> {
     table.models.iter().map(|model| model.name.clone()).collect()
 }
 

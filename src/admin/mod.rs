@@ -6,6 +6,7 @@
 
 mod access;
 pub mod admission;
+pub mod affinity;
 mod answer;
 pub mod books;
 pub mod check;
@@ -98,6 +99,8 @@ pub struct View {
 const EXPLAIN: &str = "/api/v1/explain";
 pub const DRAIN: &str = "/api/v1/drain";
 pub const UNDRAIN: &str = "/api/v1/undrain";
+/// Before the model's name, percent-encoded where it has a slash, and `/affinity`.
+pub const MODELS: &str = "/api/v1/models/";
 pub const CHECK: &str = "/api/v1/check";
 pub const UPGRADE: &str = "/api/v1/upgrade";
 /// The most bytes of an order that says nothing but that it is one.
@@ -125,6 +128,7 @@ const CONTENTS: &str = concat!(
      /api/v1/explain        what would become of a raw request: POST it, or use kvpin explain\n\
      /api/v1/drain          POST {\"model\": NAME, \"replica\": NAME}: it takes nothing new; or use kvpin drain\n\
      /api/v1/undrain        the same the other way round\n\
+     /api/v1/models/NAME/affinity  POST {\"affinity\": false} or true: until the next reload\n\
      /api/v1/check          what a reload would do with a configuration: POST {\"path\": FILE, \"text\": YAML}; or use kvpin check --against running\n\
      /api/v1/upgrade        POST {}: a new process takes over; or use kvpin upgrade\n\
      /health                200 as long as the process lives\n"
@@ -185,6 +189,7 @@ impl Admin {
             (&Method::POST, EXPLAIN) => self.explain(session).await,
             (&Method::POST, DRAIN) => self.order(session, Order::Drain).await,
             (&Method::POST, UNDRAIN) => self.order(session, Order::Undrain).await,
+            (&Method::POST, path) if affinity::model_of(path).is_some() => self.switch_affinity(session).await,
             (&Method::POST, CHECK) => self.check(session).await,
             (&Method::POST, UPGRADE) => self.upgrade(session).await,
             (&Method::GET, LIVE) => match self.live.seat() {
@@ -225,6 +230,9 @@ impl Admin {
             path if page::has(path) => |admin, head| admin.page.answer(head),
             EXPLAIN => return Answer::wrong_method("POST", "POST a raw HTTP request"),
             DRAIN | UNDRAIN => return Answer::wrong_method("POST", "POST a model and a replica"),
+            path if affinity::model_of(path).is_some() => {
+                return Answer::wrong_method("POST", r#"POST {"affinity": true} or {"affinity": false}"#);
+            }
             CHECK => return Answer::wrong_method("POST", "POST the text of a configuration as application/json"),
             UPGRADE => return Answer::wrong_method("POST", "POST {} as application/json"),
             _ => return Answer::not_found(),
@@ -255,6 +263,19 @@ impl Admin {
             Err(answer) => return answer,
         };
         match drain::order(&self.routing.table(), order, &body) {
+            Ok(answer) => Answer::json(&answer),
+            Err(refused) => Answer::error(refused.status, &refused.message),
+        }
+    }
+
+    /// Switches affinity of the model that the path names, until the next reload.
+    async fn switch_affinity(&self, session: &mut ServerSession) -> Answer {
+        let path = session.req_header().uri.path().to_owned();
+        let body = match read_json(session, affinity::ORDER_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(answer) => return answer,
+        };
+        match affinity::switch(&self.routing, &path, &body) {
             Ok(answer) => Answer::json(&answer),
             Err(refused) => Answer::error(refused.status, &refused.message),
         }

@@ -284,7 +284,7 @@ impl ModelStatus {
             working_set: WorkingSet::of(replicas),
             admission: Admission::of(snapshot),
             refused: snapshot.refused.iter().map(|(reason, count)| (reason.as_str().to_owned(), *count)).collect(),
-            notes: notes(snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
+            notes: notes(model, snapshot).into_iter().chain(gpus::notes(model, gpus)).collect(),
             replicas: replicas.iter().map(|replica| ReplicaStatus::of(model, replica, gpus)).collect(),
         }
     }
@@ -369,8 +369,12 @@ impl Engine {
     }
 }
 
-fn notes(snapshot: &Snapshot) -> Vec<String> {
+fn notes(model: &Model, snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
+    if model.affinity_ordered {
+        let word = if model.affinity { "on" } else { "off" };
+        notes.push(format!("affinity is {word} by an order, not by the file; a reload goes by the file again"));
+    }
     let assumed = |replica: &&ReplicaSnapshot| replica.max_num_seqs_source == MaxNumSeqsSource::Assumed;
     if let Some(replica) = snapshot.replicas.iter().find(assumed) {
         notes.push(format!("max_num_seqs is not configured: {} is assumed", replica.max_num_seqs));

@@ -74,6 +74,7 @@ fn model(name: &str) -> Arc<Model> {
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
         affinity: true,
+        affinity_ordered: false,
         client_pins: true,
         engine_balances: false,
         send_session_id: true,

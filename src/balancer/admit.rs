@@ -285,6 +285,12 @@ impl Balancer {
         })
     }
 
+    /// Tokens that turns in flight claim on a replica.
+    #[cfg(test)]
+    pub(super) fn claimed(&self, id: ReplicaId) -> u64 {
+        self.door.rooms.claimed(id)
+    }
+
     pub(super) fn door_snapshot(&self, now: Duration) -> DoorSnapshot {
         DoorSnapshot {
             mode: self.policy.admission.mode,

@@ -1,6 +1,7 @@
 //! Facts and properties of the decision core, on a clock that the test holds.
 
 mod accounts;
+mod admission;
 mod health;
 mod histories;
 mod holds;

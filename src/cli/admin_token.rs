@@ -12,7 +12,7 @@ use crate::config::{Config, Secret, one_word};
 const VARIABLE: &str = "KVPIN_ADMIN_TOKEN";
 
 /// Where the token is.
-#[derive(clap::Args)]
+#[derive(clap::Args, Debug)]
 pub struct TokenArgs {
     /// A file with the admin token. Default: the one that the configuration names, else what KVPIN_ADMIN_TOKEN holds.
     #[arg(long, value_name = "FILE")]

@@ -26,7 +26,7 @@ use super::{EXIT_CONFIG, EXIT_USAGE};
 const ADMIN_DEFAULT: &str = "http://127.0.0.1:9180";
 const STATUS: &str = "/api/v1/status";
 /// A kvpin that serves answers within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// The status of a thousand replicas has about a megabyte.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Between two looks at what is still in flight.
@@ -226,7 +226,7 @@ impl Admin {
         authorized(call, self.token.as_ref())
     }
 
-    async fn status(&self) -> anyhow::Result<Status> {
+    pub(super) async fn status(&self) -> anyhow::Result<Status> {
         serde_json::from_slice(&self.status_json().await?)
             .context("its status can't be read; is it another version of kvpin?")
     }

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand.
 
 mod admin_token;
+mod bench;
 mod check;
 mod demo;
 mod drain;
@@ -80,6 +81,8 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Show what affinity does: simulated replicas, the real proxy and agent sessions, beside the same without affinity.
     Demo(demo::DemoArgs),
+    /// Measure a server with agent sessions: kvpin with affinity and without, or several servers side by side.
+    Bench(Box<bench::BenchArgs>),
     /// Run one simulated vLLM server.
     Replica(replica::ReplicaArgs),
     /// Run a scenario in virtual time: agents, balancers and modelled engines, hours in seconds.
@@ -115,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Keys(args) => keys::run(&args),
         Command::Demo(args) => finish(demo::run(&args)),
+        Command::Bench(args) => bench::run(&args),
         Command::Replica(args) => finish(replica::run(args)),
         Command::Simulate(args) => finish(simulate::run(&args)),
         Command::Man { directory } => finish(generate::man(Cli::command(), &directory)),

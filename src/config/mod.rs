@@ -16,6 +16,7 @@ mod access;
 mod access_log;
 mod addresses;
 mod admission;
+mod affinity;
 mod bounds;
 mod error;
 mod file;
@@ -44,7 +45,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::tls::{Certificate, ListenerTls, ReplicaTls, Roots};
 
@@ -156,6 +157,8 @@ pub struct ModelConfig {
     pub aliases: Vec<Alias>,
     /// Whether a conversation goes back to the replica that holds its KV cache.
     pub affinity: bool,
+    /// Whether an operator's order, and not the file, says so.
+    pub affinity_ordered: bool,
     /// Who chooses, and how, when `affinity` is false. Means nothing when it is true.
     pub balancing: Balancing,
     /// What vLLM was started with, for each replica (each rank of a ranked server). `None`: not configured; the engine may tell, and
@@ -188,7 +191,7 @@ pub struct Alias {
 }
 
 /// How turns are spread when there is no affinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balancing {
     /// kvpin chooses the least loaded replica, of ranks too.

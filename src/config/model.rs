@@ -92,6 +92,7 @@ pub(super) fn validate(name: String, file: ModelFile, around: Surroundings<'_>, 
         config: ModelConfig {
             aliases,
             affinity,
+            affinity_ordered: false,
             balancing,
             max_num_seqs,
             spill_threshold,

@@ -238,6 +238,7 @@ impl ModelConfig {
             name: _,
             aliases,
             affinity,
+            affinity_ordered: _,
             balancing,
             max_num_seqs,
             spill_threshold,

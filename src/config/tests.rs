@@ -115,6 +115,7 @@ fn the_shortest_file_gets_every_default() {
             name: "qwen3-4b".to_owned(),
             aliases: Vec::new(),
             affinity: true,
+            affinity_ordered: false,
             balancing: Balancing::LeastLoaded,
             max_num_seqs: None,
             spill_threshold: SpillThreshold::Auto,

@@ -30,6 +30,8 @@ pub enum EventKind {
     /// The last turn has ended of a replica that takes nothing new.
     Drained,
     Reload,
+    /// An operator switched a model's affinity.
+    Affinity,
 }
 
 /// The newest events, in the order in which they came.
@@ -46,6 +48,7 @@ impl EventKind {
             EventKind::Restart => "restart",
             EventKind::Drained => "drained",
             EventKind::Reload => "reload",
+            EventKind::Affinity => "affinity",
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
+use parking_lot::Mutex;
 
 use crate::balancer::{
     self, Admission, AdmissionMode, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold,
@@ -17,11 +18,13 @@ use crate::keys::KeyRing;
 use crate::metrics::Metrics;
 use crate::tls::ReplicaTls;
 
-use super::{Clock, Dispatcher, Events};
+use super::{Clock, Dispatcher, EventKind, Events};
 
 /// What every part that serves needs: the current table, and what outlives a table.
 pub struct Routing {
     table: ArcSwap<Table>,
+    /// Held while a new table is made of the current one, so that of two changes none is lost.
+    changing: Mutex<()>,
     clock: Clock,
     key_secret: KeySecret,
     pub metrics: Metrics,
@@ -64,6 +67,8 @@ pub struct Model {
     pub name: String,
     pub aliases: Vec<String>,
     pub affinity: bool,
+    /// Whether an operator's order, and not the file, says so.
+    pub affinity_ordered: bool,
     /// Whether clients may name the replica they want.
     pub client_pins: bool,
     /// Whether the balancer of a ranked server chooses among its ranks.
@@ -93,7 +98,7 @@ impl Routing {
         let health = health_policy(&config);
         let events = Arc::new(Events::default());
         let table = Table::build(config, None, |model| new_dispatcher(model, health, clock, &events));
-        Routing { table: ArcSwap::from_pointee(table), clock, key_secret, metrics, events }
+        Routing { table: ArcSwap::from_pointee(table), changing: Mutex::default(), clock, key_secret, metrics, events }
     }
 
     /// The current table.
@@ -112,11 +117,35 @@ impl Routing {
 
     /// Swaps in a new configuration. A model that stays keeps its balancer; turns in flight finish where they are.
     pub fn reload(&self, config: Config) -> Reloaded {
+        let _alone = self.changing.lock();
         let old = self.table();
         let fixed = old.config.restart_needed(&config);
         if !fixed.is_empty() {
             return Reloaded::NeedsRestart(fixed);
         }
+        Reloaded::Applied(self.swap(&old, config))
+    }
+
+    /// Switches affinity of a model, as [`ModelConfig::with_affinity`]; gives the changes, one a line.
+    /// It holds until the next reload.
+    ///
+    /// # Errors
+    /// In words, when the model can't be that way.
+    pub fn switch_affinity(&self, name: &str, affinity: bool, balancing: Balancing) -> Result<Vec<String>, String> {
+        let _alone = self.changing.lock();
+        let old = self.table();
+        let mut config = old.config.clone();
+        let model = config.models.iter_mut().find(|model| model.name == name).ok_or("the model is gone")?;
+        *model = model.with_affinity(affinity, balancing)?;
+        let changes = self.swap(&old, config);
+        let word = if affinity { "on" } else { "off" };
+        let said = if changes.is_empty() { "no changes".to_owned() } else { changes.join("; ") };
+        self.events.add(EventKind::Affinity, name, "", format!("affinity {word}, by order: {said}"));
+        Ok(changes)
+    }
+
+    /// Makes `config` what serves; gives what was changed by it, one a line.
+    fn swap(&self, old: &Table, config: Config) -> Vec<String> {
         let changes = old.config.changes(&config);
         let health = health_policy(&config);
         let table = Table::build(config, old.keys.as_ref(), |model| match old.model_named(&model.name) {
@@ -128,7 +157,7 @@ impl Routing {
             None => new_dispatcher(model, health, self.clock, &self.events),
         });
         self.table.store(Arc::new(table));
-        Reloaded::Applied(changes)
+        changes
     }
 }
 
@@ -186,6 +215,7 @@ impl Model {
             name: config.name.clone(),
             aliases: config.aliases.iter().map(|alias| alias.name.clone()).collect(),
             affinity: config.affinity,
+            affinity_ordered: config.affinity_ordered,
             client_pins: config.client_pins,
             engine_balances: !config.affinity && config.balancing == Balancing::Engine,
             send_session_id: config.send_session_id,

@@ -165,6 +165,7 @@ fn server(address: SocketAddr, ranks: &[Option<u16>]) -> Server {
         name: "tiny".to_owned(),
         aliases: Vec::new(),
         affinity: true,
+        affinity_ordered: false,
         client_pins: true,
         engine_balances: false,
         send_session_id: true,

@@ -2,11 +2,13 @@
 //! one way to count, one table and one JSON form, so that figures of the two can be laid side by side.
 
 mod figures;
+mod plot;
 mod rounds;
 mod table;
 mod tally;
 
 pub use figures::{Column, Figures};
+pub use plot::{NoPlot, Plot};
 pub use rounds::{Range, summarise};
 pub use table::table;
 pub use tally::{Ending, Tally, TurnSeen};

@@ -56,7 +56,8 @@ fn add(report: &mut Report, rung: &Rung, rounds: &[&Figures]) {
 fn middle(sorted: &[f64]) -> Option<f64> {
     let upper = *sorted.get(sorted.len() / 2)?;
     let lower = *sorted.get((sorted.len() - 1) / 2)?;
-    Some((lower + upper) / 2.0)
+    // To a thousandth, as the figures themselves are.
+    Some(((lower + upper) * 500.0).round() / 1_000.0)
 }
 
 #[cfg(test)]

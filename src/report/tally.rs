@@ -46,6 +46,8 @@ pub struct Tally {
     until: Duration,
     /// What ends until then counts too, if it runs when the window ends.
     drained: Duration,
+    /// Whether all of the run is counted: then what is unanswered or cut off at its end is a part of every figure.
+    is_whole: bool,
     ttfbs: Vec<Duration>,
     sessions: Vec<Duration>,
     longest_wait: Option<Duration>,
@@ -70,6 +72,7 @@ impl Tally {
             from,
             until,
             drained: until,
+            is_whole: false,
             ttfbs: Vec::new(),
             sessions: Vec::new(),
             longest_wait: None,
@@ -93,6 +96,12 @@ impl Tally {
         Tally { drained, ..self }
     }
 
+    /// Counts a run from its very beginning to its end. A turn that has no answer is in the percentiles with its wait until it
+    /// ended, and one that is cut off adds the tokens that had come.
+    pub fn of_a_whole_run(length: Duration) -> Self {
+        Tally { is_whole: true, ..Tally::new(Duration::ZERO, length) }
+    }
+
     /// Adds a turn, those of a session in their order. A turn counts where its first byte came within the window, or where it
     /// ended in it without one; its tokens count where it ended in it.
     pub fn add(&mut self, turn: &TurnSeen) {
@@ -104,7 +113,12 @@ impl Tally {
         if self.has(turn.ended) && turn.ending == Ending::Failed {
             self.errors += 1;
         }
-        if self.has(turn.ended) && turn.ending == Ending::Complete {
+        let is_counted = match turn.ending {
+            Ending::Complete => true,
+            Ending::Cut => self.is_whole,
+            Ending::Failed => false,
+        };
+        if self.has(turn.ended) && is_counted {
             self.output_tokens += turn.output_tokens;
         }
         if turn.first_byte.is_some_and(|first| self.has(first)) {
@@ -150,7 +164,11 @@ impl Tally {
 
     fn note_wait(&mut self, turn: &TurnSeen) {
         let noticed = turn.first_byte.unwrap_or(turn.ended);
-        self.longest_wait = self.longest_wait.max(Some(noticed.saturating_sub(turn.wished)));
+        let wait = noticed.min(self.drained).saturating_sub(turn.wished);
+        self.longest_wait = self.longest_wait.max(Some(wait));
+        if self.is_whole && turn.first_byte.is_none() {
+            self.ttfbs.push(wait);
+        }
         let waits = match turn.ending {
             Ending::Cut => turn.first_byte.is_none_or(|first| first > self.until),
             Ending::Complete | Ending::Failed => noticed > self.until,

@@ -48,29 +48,30 @@ pub struct Agent {
     pub children: u32,
 }
 
+/// How a session begins, and how long it is.
+struct Opening {
+    system: (u64, u32),
+    first: u32,
+    turns: u32,
+}
+
 impl Agent {
     /// An agent that begins a session.
     pub fn root(workload: &Workload, seed: u64, number: u64, now: Duration) -> Self {
         let mut rng = rng(seed, number);
         let turns = workload.turns.draw_count(&mut rng);
         let first = workload.first_tokens.draw_count(&mut rng);
-        Agent::new(number, Role::Root, rng, (SYSTEM_TEXT, workload.system_tokens), first, turns, now)
+        let opening = Opening { system: (SYSTEM_TEXT, workload.system_tokens), first, turns };
+        Agent { begun: now, ..Agent::new(number, rng, opening) }
     }
 
-    fn new(
-        number: u64,
-        role: Role,
-        mut rng: ChaCha8Rng,
-        system: (u64, u32),
-        first: u32,
-        turns: u32,
-        begun: Duration,
-    ) -> Self {
+    fn new(number: u64, mut rng: ChaCha8Rng, opening: Opening) -> Self {
+        let Opening { system, first, turns } = opening;
         Agent {
             number,
             id: rng.random(),
-            role,
-            begun,
+            role: Role::Root,
+            begun: Duration::ZERO,
             rng,
             system,
             chain: Arc::default(),
@@ -99,8 +100,8 @@ impl Agent {
                 let mut rng = rng(0, number);
                 let turns = subagents.turns.draw_count(&mut rng);
                 let first = subagents.first_tokens.draw_count(&mut rng);
-                let system = (SUBAGENT_TEXT, subagents.system_tokens);
-                Agent::new(number, Role::Child { parent: id }, rng, system, first, turns, now)
+                let opening = Opening { system: (SUBAGENT_TEXT, subagents.system_tokens), first, turns };
+                Agent { role: Role::Child { parent: id }, begun: now, ..Agent::new(number, rng, opening) }
             })
             .collect()
     }

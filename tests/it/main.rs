@@ -5,6 +5,7 @@ mod access_log;
 mod admission;
 mod agreement;
 mod bad_input;
+mod bench;
 mod bodies;
 mod chaos;
 mod cli;

@@ -186,11 +186,12 @@ class Vllm:
 
 
 @contextlib.contextmanager
-def vllm_fleet(folder, logs, ranks, options=(), options_of_last=()):
+def vllm_fleet(folder, logs, ranks, options=(), options_of_last=(), all_in_dev_mode=False):
     """Starts one server for each entry of `ranks`, all at once, and yields them when all are healthy. Of an option that is
     given here too, vLLM takes the value from `options`.
 
-    The last one runs in vLLM's development mode, where `/server_info` tells `max_num_seqs`, and gets `options_of_last` too.
+    The last one, or each, runs in vLLM's development mode, where `/server_info` tells `max_num_seqs` and `/reset_prefix_cache`
+    empties the cache. The last one gets `options_of_last` too.
     """
     ports = free_ports(2 * len(ranks))
     servers = []
@@ -198,7 +199,7 @@ def vllm_fleet(folder, logs, ranks, options=(), options_of_last=()):
         for number, size in enumerate(ranks):
             port, rpc_port = ports[2 * number], ports[2 * number + 1]
             is_last = number == len(ranks) - 1
-            env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if is_last else "0")
+            env = dict(VLLM_ENV, VLLM_SERVER_DEV_MODE="1" if is_last or all_in_dev_mode else "0")
             command = [*_vllm_command(Path(folder), port), *options, *(options_of_last if is_last else ())]
             if size > 1:
                 command += ["--data-parallel-size", str(size), "--data-parallel-rpc-port", str(rpc_port)]

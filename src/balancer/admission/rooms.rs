@@ -256,6 +256,14 @@ impl Rooms {
         room.sharers = room.sharers - shared + shares;
     }
 
+    /// Tokens that turns in flight claim on a replica.
+    #[cfg(test)]
+    pub fn claimed(&self, replica: ReplicaId) -> u64 {
+        let residents = self.residents.values().filter(|resident| resident.replica == replica);
+        let visiting = self.room(replica).map_or(0, |room| room.visiting);
+        visiting + residents.map(|resident| resident.claimed).sum::<u64>()
+    }
+
     /// Panics unless the sums agree with the residents.
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::server::Server;
-use crate::sim::agent::{AgentWorkload, TurnResult};
+use crate::sim::agent::{AgentWorkload, Pause, TurnResult, http_client};
 use crate::sim::server::{ReplicaOptions, ReplicaServer};
 
 use screen::{Picture, Screen, summary};
@@ -128,10 +128,11 @@ impl Arm {
         let address = *server.listen.first().context("the proxy has no address")?;
         let (sender, results) = mpsc::channel(RESULTS_MAX);
         let mut workload = AgentWorkload::new(address, MODEL, args.sessions as usize);
-        workload.gap = TOOLS.div_f64(f64::from(args.speed));
+        workload.shape.pause = Pause::Exponential(TOOLS.div_f64(f64::from(args.speed)));
         workload.grace = GRACE.min(length / 4);
         let until = tokio::time::Instant::now() + length - workload.grace;
-        let agents = tokio::spawn(workload.drive(until, sender));
+        let client = http_client(&workload.base).context("no client for the agents")?;
+        let agents = tokio::spawn(workload.drive(client, until, sender));
         let speed = f64::from(args.speed);
         Ok(Arm { name, server, _replicas: replicas, results, agents, tally: Tally::default(), speed })
     }

@@ -105,10 +105,14 @@ mod tests {
             first_token: Some(Duration::from_millis(100 * (session + 1))),
             total: Duration::from_secs(1),
             outcome: TurnOutcome::Complete,
+            is_subagent: false,
+            is_last: false,
+            pieces: 10,
             status: Some(200),
             usage: Some(TurnUsage { prompt_tokens: 100, cached_tokens: 60, completion_tokens: 10 }),
             replica: Some(replica.into()),
             decision: None,
+            said: None,
             retry_after: None,
         }
     }

@@ -20,6 +20,8 @@ pub enum AgentDialect {
 pub(super) enum Sign {
     /// Text of the reply.
     Text(String),
+    /// Something else that was generated, such as a thought or the call of a tool.
+    Generated,
     /// What the turn used.
     Usage(TurnUsage),
     /// The reply is complete.
@@ -38,10 +40,17 @@ impl AgentDialect {
         }
     }
 
-    pub(super) fn session_header(self) -> &'static str {
-        match self {
-            Self::Messages => "x-claude-code-session-id",
-            Self::Chat => "x-session-id",
+    /// The headers that name a session, and a subagent of it.
+    pub(super) fn identity(self, session: &str, agent: Option<&str>) -> Vec<(&'static str, String)> {
+        match (self, agent) {
+            (Self::Messages, None) => vec![("x-claude-code-session-id", session.to_owned())],
+            (Self::Messages, Some(agent)) => {
+                vec![("x-claude-code-session-id", session.to_owned()), ("x-claude-code-agent-id", agent.to_owned())]
+            }
+            (Self::Chat, None) => vec![("x-session-id", session.to_owned())],
+            (Self::Chat, Some(agent)) => {
+                vec![("x-session-id", agent.to_owned()), ("x-parent-session-id", session.to_owned())]
+            }
         }
     }
 
@@ -89,7 +98,10 @@ impl AgentDialect {
 
 fn read_message_event(event: &Value) -> Sign {
     match event["type"].as_str() {
-        Some("content_block_delta") => text(&event["delta"]["text"]),
+        Some("content_block_delta") => match text(&event["delta"]["text"]) {
+            Sign::Nothing if has_text(&event["delta"], &["thinking", "partial_json"]) => Sign::Generated,
+            sign => sign,
+        },
         Some("message_delta") => {
             let usage = &event["usage"];
             let (cached, created) =
@@ -119,7 +131,18 @@ fn read_chat_event(event: &Value) -> Sign {
             completion_tokens: number(&usage["completion_tokens"]),
         });
     }
-    text(&event["choices"][0]["delta"]["content"])
+    let delta = &event["choices"][0]["delta"];
+    match text(&delta["content"]) {
+        Sign::Nothing if has_text(delta, &["reasoning_content", "reasoning"]) || delta["tool_calls"].is_array() => {
+            Sign::Generated
+        }
+        sign => sign,
+    }
+}
+
+/// Whether one of the fields has a text in it.
+fn has_text(value: &Value, fields: &[&str]) -> bool {
+    fields.iter().any(|field| value[field].as_str().is_some_and(|text| !text.is_empty()))
 }
 
 /// vLLM's first event has an empty text, which is no token yet.
@@ -145,6 +168,8 @@ mod tests {
         assert_eq!(read(start), Sign::Nothing);
         let delta = json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}});
         assert_eq!(read(delta), Sign::Text("a".into()));
+        let thought = json!({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hm"}});
+        assert_eq!(read(thought), Sign::Generated);
         let usage = json!({
             "input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 16, "cache_read_input_tokens": 64,
         });
@@ -159,6 +184,9 @@ mod tests {
         let read = |data: Value| AgentDialect::Chat.read(&data.to_string());
         let delta = |content: &str| json!({"choices": [{"delta": {"role": "assistant", "content": content}}]});
         assert_eq!(read(delta("")), Sign::Nothing);
+        let generated = |delta: Value| read(json!({"choices": [{"delta": delta}]}));
+        assert_eq!(generated(json!({"reasoning_content": "hm"})), Sign::Generated);
+        assert_eq!(generated(json!({"tool_calls": [{"index": 0}]})), Sign::Generated);
         assert_eq!(read(delta("a")), Sign::Text("a".into()));
         let usage =
             json!({"prompt_tokens": 80, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 64}});

@@ -4,8 +4,10 @@
 //! that is the session's own, and short turns after it. The text depends on the seed and the session's number alone, so two
 //! runs ask the same questions, whatever answers them and in whatever order.
 
+mod client;
 mod dialect;
 mod session;
+mod shape;
 mod text;
 mod turn;
 
@@ -13,22 +15,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
+pub use client::{HttpClient, http_client};
 pub use dialect::AgentDialect;
+pub use shape::{Burst, Pause, SessionPlan, Shape, Span, TurnPlan};
+pub use text::ASSUMED_BYTES_PER_TOKEN;
 pub use turn::{TurnFailure, TurnOutcome, TurnResult, TurnUsage};
 
 use session::Session;
-
-/// vLLM closes idle connections after 5 s; one that is about to be closed isn't worth using.
-const POOL_IDLE: Duration = Duration::from_secs(4);
 
 /// How often one turn is tried before its session gives up, as the clients' own libraries do by default.
 const MOST_TRIES: u32 = 3;
@@ -39,35 +36,31 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// A number of agents that work at the same time.
 #[derive(Debug, Clone)]
 pub struct AgentWorkload {
-    /// Where the server is.
-    pub base: SocketAddr,
+    /// Where the server is: a scheme, an authority and perhaps a path that the APIs' paths follow, without a slash at its end.
+    pub base: String,
     /// The model's name.
     pub model: String,
     /// Sessions at the same time; one that ends is replaced by a new one.
     pub sessions: usize,
     /// The API that is spoken.
     pub dialect: AgentDialect,
-    /// Tokens of the system prompt that all sessions share.
-    pub system_tokens: u32,
-    /// Tokens of a session's first message.
-    pub first_tokens: u32,
-    /// Tokens of each later message.
-    pub turn_tokens: u32,
-    /// Turns in a session, the first included.
-    pub turns: u32,
-    /// The longest reply in tokens; replies are drawn from a quarter of it up.
-    pub max_tokens: u32,
-    /// The mean pause between a reply and the next turn: the agent's tools at work.
-    pub gap: Duration,
+    /// The sizes of what is said.
+    pub shape: Shape,
+    /// Sessions that are taken as they are, each at its time and once, in the place of ones of `shape`.
+    pub replay: Option<Arc<Vec<SessionPlan>>>,
     /// How long turns that run at the deadline may go on.
     pub grace: Duration,
-    /// Chooses all text.
+    /// Chooses sizes, pauses and all text.
     pub seed: u64,
+    /// Changes all text and no size, so that two runs of a seed share no prefix.
+    pub salt: u64,
+    /// Bytes of this text that make a token.
+    pub bytes_per_token: f64,
     /// Sent in the way of the API's clients.
     pub api_key: Option<String>,
+    /// Headers that name the conversation beside the API's own.
+    pub session_headers: Vec<String>,
 }
-
-type HttpClient = Client<HttpConnector, Full<Bytes>>;
 
 /// One place for a session, and what it needs.
 struct Seat {
@@ -78,38 +71,37 @@ struct Seat {
     until: Instant,
 }
 
+/// Nobody takes the results: nothing more is to be done.
+type Unheard = mpsc::error::SendError<TurnResult>;
+
 impl AgentWorkload {
-    /// Claude Code's sizes and API, without pauses.
-    pub fn new(base: SocketAddr, model: impl Into<String>, sessions: usize) -> Self {
+    /// Claude Code's sizes and API, without pauses, in the clear.
+    pub fn new(address: SocketAddr, model: impl Into<String>, sessions: usize) -> Self {
         Self {
-            base,
+            base: format!("http://{address}"),
             model: model.into(),
             sessions,
             dialect: AgentDialect::Messages,
-            system_tokens: 3400,
-            first_tokens: 7000,
-            turn_tokens: 400,
-            turns: 6,
-            max_tokens: 256,
-            gap: Duration::ZERO,
+            shape: Shape::AGENT,
+            replay: None,
             grace: Duration::from_secs(5),
             seed: 0,
+            salt: 0,
+            bytes_per_token: ASSUMED_BYTES_PER_TOKEN,
             api_key: None,
+            session_headers: Vec::new(),
         }
     }
 
     /// Drives the sessions until the deadline and sends each turn's result as it ends. Turns that still run then have the
     /// grace to end; what hasn't by then is abandoned and reported as cut. Returns early if nobody takes the results.
-    pub async fn drive(self, until: Instant, results: mpsc::Sender<TurnResult>) {
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE)
-            .build_http();
+    pub async fn drive(self, client: HttpClient, until: Instant, results: mpsc::Sender<TurnResult>) {
         let (workload, started) = (Arc::new(self), Instant::now());
         let mut seats = JoinSet::new();
-        for number in 0..workload.sessions as u64 {
+        let count = workload.replay.as_ref().map_or(workload.sessions, |plans| plans.len());
+        for number in 0..count as u64 {
             let (workload, client, results) = (Arc::clone(&workload), client.clone(), results.clone());
-            let seat = Seat { workload, client, results, started, until };
+            let seat = Arc::new(Seat { workload, client, results, started, until });
             seats.spawn(seat.occupy(number));
         }
         let all_ended = async {
@@ -124,40 +116,97 @@ impl AgentWorkload {
             () = results.closed() => {}
         }
     }
+
+    /// Takes the first turn of one session, once, and gives what it used: so big is that in the server's own tokens.
+    pub async fn probe(mut self, client: HttpClient, patience: Duration) -> TurnResult {
+        self.grace = Duration::ZERO;
+        self.shape.turns = 1;
+        self.replay = None;
+        let (until, workload) = (Instant::now() + patience, Arc::new(self));
+        let (results, mut taken) = mpsc::channel(1);
+        let seat = Arc::new(Seat { workload: Arc::clone(&workload), client, results, started: Instant::now(), until });
+        let mut session = Session::begin(&workload, 0);
+        let empty = TurnResult::begin(&session, 0, Instant::now());
+        if let Some(plan) = session.turn(0) {
+            session.ask(&workload, 0, &plan);
+        }
+        let (tried, result) = tokio::join!(seat.try_turn(&mut session, 0), taken.recv());
+        drop(tried);
+        result.unwrap_or(empty)
+    }
+
+    fn text(&self, seed: u64, title: &str, tokens: u32) -> String {
+        text::words(seed, title, (f64::from(tokens) * self.bytes_per_token) as usize)
+    }
 }
 
 impl Seat {
     /// Runs session after session. The numbers depend on the seat and not on when its sessions end.
-    async fn occupy(self, seat: u64) {
+    async fn occupy(self: Arc<Self>, seat: u64) {
         let mut number = seat;
-        while Instant::now() < self.until && self.run_session(number).await.is_ok() {
+        while Instant::now() < self.until && Arc::clone(&self).run_session(number).await.is_ok() {
+            if self.workload.replay.is_some() {
+                return;
+            }
             number += self.workload.sessions as u64;
         }
     }
 
-    /// Runs one session to its end or to the deadline; an error once nobody takes the results.
-    async fn run_session(&self, number: u64) -> Result<(), mpsc::error::SendError<TurnResult>> {
+    /// Runs one session to its end or to the deadline.
+    async fn run_session(self: Arc<Self>, number: u64) -> Result<(), Unheard> {
         let mut session = Session::begin(&self.workload, number);
-        for turn in 0..self.workload.turns {
-            session.ask(&self.workload, turn);
-            if !self.run_turn(&mut session, turn).await? || !self.rest(session.pause(&self.workload, turn)).await {
+        let mut turn = 0;
+        while let Some(plan) = session.turn(turn) {
+            if !self.take_turn(&mut session, turn, &plan).await? {
                 break;
+            }
+            self.send_out(session.subagents(&self.workload, turn, plan.subagents)).await?;
+            turn += 1;
+        }
+        Ok(())
+    }
+
+    /// Runs subagents at the same time, until each of them has ended.
+    async fn send_out(self: &Arc<Self>, subagents: Vec<Session>) -> Result<(), Unheard> {
+        let mut running = JoinSet::new();
+        for subagent in subagents {
+            running.spawn(Arc::clone(self).run_subagent(subagent));
+        }
+        while let Some(ended) = running.join_next().await {
+            match ended {
+                Ok(result) => result?,
+                Err(error) => log::error!("a subagent failed: {error}"),
             }
         }
         Ok(())
     }
 
+    async fn run_subagent(self: Arc<Self>, mut session: Session) -> Result<(), Unheard> {
+        let mut turn = 0;
+        while let Some(plan) = session.turn(turn) {
+            if !self.take_turn(&mut session, turn, &plan).await? {
+                break;
+            }
+            turn += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until a turn is due and takes it; false if the session ends here.
+    async fn take_turn(&self, session: &mut Session, turn: u32, plan: &TurnPlan) -> Result<bool, Unheard> {
+        let due = self.started + Session::due(plan, self.started.elapsed());
+        if timeout_at(self.until, sleep_until(due)).await.is_err() || Instant::now() >= self.until {
+            return Ok(false);
+        }
+        session.ask(&self.workload, turn, plan);
+        self.run_turn(session, turn).await
+    }
+
     /// Tries a turn until it is complete; false if the session ends here.
-    async fn run_turn(&self, session: &mut Session, turn: u32) -> Result<bool, mpsc::error::SendError<TurnResult>> {
+    async fn run_turn(&self, session: &mut Session, turn: u32) -> Result<bool, Unheard> {
         for _ in 0..MOST_TRIES {
-            let mut result = TurnResult::begin(session.number(), turn, self.started);
-            let request = session.request(&self.workload);
-            let perform = turn::perform(&self.client, request, self.workload.dialect, &mut result);
-            let reply = timeout_at(self.until + self.workload.grace, perform).await.ok().flatten();
-            let pause = result.retry_after.unwrap_or(RETRY_PAUSE);
-            self.results.send(result).await?;
-            if let Some(reply) = reply {
-                session.hear(reply);
+            let (is_complete, pause) = self.try_turn(session, turn).await?;
+            if is_complete {
                 return Ok(true);
             }
             if !self.rest(pause).await {
@@ -165,6 +214,19 @@ impl Seat {
             }
         }
         Ok(false)
+    }
+
+    /// Tries a turn once: whether it is complete, and if not, how long to wait before it is tried again.
+    async fn try_turn(&self, session: &mut Session, turn: u32) -> Result<(bool, Duration), Unheard> {
+        let mut result = TurnResult::begin(session, turn, self.started);
+        let request = session.request(&self.workload);
+        let perform = turn::perform(&self.client, request, self.workload.dialect, &mut result);
+        let reply = timeout_at(self.until + self.workload.grace, perform).await.ok().flatten();
+        let pause = result.retry_after.unwrap_or(RETRY_PAUSE);
+        self.results.send(result).await?;
+        let is_complete = reply.is_some();
+        reply.into_iter().for_each(|reply| session.hear(reply));
+        Ok((is_complete, pause))
     }
 
     /// Waits; false if the deadline comes first.

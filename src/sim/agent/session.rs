@@ -7,38 +7,78 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::AgentWorkload;
-use super::text;
+use super::shape::{SessionPlan, TurnPlan};
+use super::{AgentWorkload, text};
 
 #[derive(Debug)]
 pub(super) struct Session {
+    /// Names it among all sessions of the workload.
     number: u64,
+    /// Whether a session has sent it out.
+    pub(super) is_subagent: bool,
     seed: u64,
     id: String,
+    /// Of a subagent: its own id within its session.
+    agent_id: Option<String>,
     system: String,
     messages: Vec<Value>,
+    pub(super) plan: SessionPlan,
     /// The limit of the reply to the newest message.
     reply_tokens: u32,
 }
 
-/// The shortest reply, as a part of the longest: replies of an agent differ, and equal ones would march in step.
-const SHORTEST_REPLY: f64 = 0.25;
-
-/// The longest pause, in pauses of the mean length.
-const LONGEST_PAUSE: f64 = 8.0;
+/// Where the numbers of subagents begin: above those of sessions, which fit below.
+const SUBAGENT_BIT: u32 = 48;
 
 impl Session {
     pub(super) fn begin(workload: &AgentWorkload, number: u64) -> Self {
         // Sessions of one run must differ, and so must those of two runs with neighbouring seeds.
-        let seed = workload.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number + 1);
+        let seed = mixed(workload.seed).wrapping_add(number + 1);
+        let plan = match &workload.replay {
+            Some(plans) => plans.get(number as usize).cloned().unwrap_or(SessionPlan { turns: Vec::new() }),
+            None => workload.shape.plan(seed),
+        };
+        // The text also differs where nothing else does.
+        let seed = seed ^ mixed(workload.salt);
         Self {
             number,
+            is_subagent: false,
             seed,
             id: text::session_id(seed),
-            system: text::words(workload.seed, "You are a coding agent", workload.system_tokens),
+            agent_id: None,
+            system: workload.text(
+                mixed(workload.seed) ^ mixed(workload.salt),
+                "You are a coding agent",
+                workload.shape.system_tokens,
+            ),
             messages: Vec::new(),
-            reply_tokens: workload.max_tokens,
+            reply_tokens: 1,
+            plan,
         }
+    }
+
+    /// The subagents that this session sends out after a turn.
+    pub(super) fn subagents(&self, workload: &AgentWorkload, turn: u32, count: u32) -> Vec<Session> {
+        let of = |index: u32| {
+            let seed = self.seed.wrapping_add(u64::from(turn + 1) << 40).wrapping_add(u64::from(index + 1) << 48);
+            let number = (u64::from(turn * count + index + 1) << SUBAGENT_BIT) | self.number;
+            Session {
+                number,
+                is_subagent: true,
+                seed,
+                id: self.id.clone(),
+                agent_id: Some(format!("a{seed:016x}")),
+                system: workload.text(
+                    mixed(workload.seed) ^ mixed(workload.salt) ^ 1,
+                    "You are a subagent",
+                    workload.shape.system_tokens,
+                ),
+                messages: Vec::new(),
+                plan: workload.shape.subagent_plan(seed),
+                reply_tokens: 1,
+            }
+        };
+        (0..count).map(of).collect()
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -46,19 +86,15 @@ impl Session {
     }
 
     /// Says the agent's next message.
-    pub(super) fn ask(&mut self, workload: &AgentWorkload, turn: u32) {
-        let tokens = if turn == 0 { workload.first_tokens } else { workload.turn_tokens };
-        let title = format!("{} {turn}", self.id);
-        let seed = self.turn_seed(turn);
-        self.messages.push(json!({"role": "user", "content": text::words(seed, &title, tokens)}));
-        let share = SHORTEST_REPLY + (1.0 - SHORTEST_REPLY) * text::share(seed);
-        self.reply_tokens = (f64::from(workload.max_tokens) * share).ceil() as u32;
-    }
-
-    /// How long the agent's tools work after a turn: exponentially distributed round the mean.
-    pub(super) fn pause(&self, workload: &AgentWorkload, turn: u32) -> Duration {
-        let share = text::share(self.turn_seed(turn).rotate_left(17));
-        workload.gap.mul_f64((-(1.0 - share).ln()).min(LONGEST_PAUSE))
+    pub(super) fn ask(&mut self, workload: &AgentWorkload, turn: u32, plan: &TurnPlan) {
+        if plan.starts_over {
+            self.messages.clear();
+        }
+        let who = self.agent_id.as_deref().unwrap_or(&self.id);
+        let text =
+            workload.text(self.seed.wrapping_add(u64::from(turn) << 32), &format!("{who} {turn}"), plan.message_tokens);
+        self.messages.push(json!({"role": "user", "content": text}));
+        self.reply_tokens = plan.reply_tokens;
     }
 
     /// Keeps the reply. An empty one is left out, since APIs refuse empty messages.
@@ -73,16 +109,31 @@ impl Session {
         let dialect = workload.dialect;
         let mut body = dialect.body(workload, &self.system, &self.messages);
         body["max_tokens"] = self.reply_tokens.into();
-        let mut request = Request::post(format!("http://{}{}", workload.base, dialect.path()))
-            .header("content-type", "application/json")
-            .header(dialect.session_header(), &self.id);
+        let mut request =
+            Request::post(format!("{}{}", workload.base, dialect.path())).header("content-type", "application/json");
+        for (name, value) in dialect.identity(&self.id, self.agent_id.as_deref()) {
+            request = request.header(name, value);
+        }
+        for name in &workload.session_headers {
+            request = request.header(name.as_str(), self.agent_id.as_deref().unwrap_or(&self.id));
+        }
         for (name, value) in dialect.headers(workload.api_key.as_deref()) {
             request = request.header(name, value);
         }
         request.body(Full::new(Bytes::from(body.to_string())))
     }
 
-    fn turn_seed(&self, turn: u32) -> u64 {
-        self.seed.wrapping_add(u64::from(turn) << 32)
+    pub(super) fn turn(&self, turn: u32) -> Option<TurnPlan> {
+        self.plan.turns.get(turn as usize).copied()
     }
+
+    /// When a turn is to be sent, since the workload's start; `now` is the time of the reply to the one before.
+    pub(super) fn due(plan: &TurnPlan, now: Duration) -> Duration {
+        plan.due.max(now + plan.pause)
+    }
+}
+
+/// Spreads neighbouring seeds.
+fn mixed(seed: u64) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

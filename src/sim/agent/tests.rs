@@ -14,16 +14,20 @@ async fn start(options: ReplicaOptions) -> ReplicaServer {
 
 fn workload(server: &ReplicaServer, sessions: usize) -> AgentWorkload {
     AgentWorkload {
-        max_tokens: 16,
+        shape: Shape { reply_tokens: Span::of(16), ..Shape::AGENT },
         grace: Duration::from_secs(30),
         ..AgentWorkload::new(server.address(), ReplicaOptions::default().model, sessions)
     }
 }
 
+fn client() -> HttpClient {
+    http_client("http://127.0.0.1").expect("a client")
+}
+
 /// Takes results until there are `count` of them, then lets the workload end.
 async fn take(workload: AgentWorkload, count: usize) -> Vec<TurnResult> {
     let (sender, mut receiver) = mpsc::channel(1);
-    let driving = tokio::spawn(workload.drive(Instant::now() + DEADLINE, sender));
+    let driving = tokio::spawn(workload.drive(client(), Instant::now() + DEADLINE, sender));
     let mut results = Vec::new();
     while results.len() < count {
         let result = timeout_at(Instant::now() + DEADLINE, receiver.recv()).await.expect("comes in time");
@@ -61,7 +65,7 @@ async fn two_runs_of_a_seed_ask_the_same() {
     let mut runs = Vec::new();
     for seed in [1, 1, 2] {
         let server = start(ReplicaOptions { data_parallel_size: 2, ..ReplicaOptions::default() }).await;
-        take(AgentWorkload { seed, turns: 2, ..workload(&server, 3) }, 12).await;
+        take(AgentWorkload { seed, shape: Shape { turns: 2, ..Shape::AGENT }, ..workload(&server, 3) }, 12).await;
         let bodies: BTreeMap<String, Vec<String>> =
             server.arrivals().into_iter().fold(BTreeMap::new(), |mut by, arrival| {
                 let id = arrival.headers.iter().find(|(name, _)| name == "x-claude-code-session-id").cloned();
@@ -82,7 +86,7 @@ async fn what_runs_at_the_deadline_is_cut_and_no_error() {
     let server = start(ReplicaOptions { failure: Failure::Frozen, ..ReplicaOptions::default() }).await;
     let (sender, mut receiver) = mpsc::channel(8);
     let workload = AgentWorkload { grace: Duration::from_millis(20), ..workload(&server, 2) };
-    let driving = workload.drive(Instant::now() + Duration::from_secs(1), sender);
+    let driving = workload.drive(client(), Instant::now() + Duration::from_secs(1), sender);
     timeout_at(Instant::now() + DEADLINE, driving).await.expect("ends in time");
     let mut results = Vec::new();
     while let Some(result) = receiver.recv().await {

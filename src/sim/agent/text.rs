@@ -14,10 +14,12 @@ const WORDS: [&str; 64] = [
     "change", "check", "build", "run", "log", "output", "input", "result", "case", "when",
 ];
 
-/// Words of `seed` that make about `tokens` tokens, under a heading that makes texts of different titles differ from their
-/// first token on.
-pub fn words(seed: u64, title: &str, tokens: u32) -> String {
-    let length = tokens as usize * BYTES_PER_TOKEN;
+/// How many bytes of this text are a token where nothing else is known: as the stand-in for a tokenizer has it.
+pub const ASSUMED_BYTES_PER_TOKEN: f64 = BYTES_PER_TOKEN as f64;
+
+/// Words of `seed`, `length` bytes or a few more, under a heading that makes texts of different titles differ from their first
+/// token on.
+pub fn words(seed: u64, title: &str, length: usize) -> String {
     let mut text = format!("{title}:");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     while text.len() < length {

@@ -8,11 +8,15 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::HttpClient;
+use super::client::HttpClient;
 use super::dialect::{AgentDialect, Sign};
+use super::session::Session;
 
 /// The longest line of a stream that is read; events of one token are far shorter.
 const LONGEST_LINE: usize = 1 << 20;
+
+/// The most of an error's text that is kept.
+pub const SAID_BYTES_MAX: usize = 400;
 
 /// What became of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +31,12 @@ pub struct TurnResult {
     pub first_token: Option<Duration>,
     /// From then to the end, whatever it was.
     pub total: Duration,
+    /// Whether it is of a subagent that a session has sent out.
+    pub is_subagent: bool,
+    /// Whether it is the last one of its session.
+    pub is_last: bool,
+    /// Events with something generated: no more than the tokens of the reply so far.
+    pub pieces: u64,
     /// How it ended.
     pub outcome: TurnOutcome,
     /// The status, if a head came.
@@ -37,6 +47,8 @@ pub struct TurnResult {
     pub replica: Option<String>,
     /// kvpin's decision, in its word.
     pub decision: Option<String>,
+    /// What the server, or the connection, says of a failure. At most [`SAID_BYTES_MAX`] bytes.
+    pub said: Option<String>,
     /// The pause that the server asks for.
     pub retry_after: Option<Duration>,
 }
@@ -78,10 +90,13 @@ pub struct TurnUsage {
 
 impl TurnResult {
     /// A turn that begins now; until it ends it is one that was cut.
-    pub(super) fn begin(session: u64, turn: u32, workload_started: Instant) -> Self {
+    pub(super) fn begin(session: &Session, turn: u32, workload_started: Instant) -> Self {
         Self {
-            session,
+            session: session.number(),
             turn,
+            is_subagent: session.is_subagent,
+            is_last: session.turn(turn + 1).is_none(),
+            pieces: 0,
             started: workload_started.elapsed(),
             first_token: None,
             total: Duration::ZERO,
@@ -90,8 +105,14 @@ impl TurnResult {
             usage: None,
             replica: None,
             decision: None,
+            said: None,
             retry_after: None,
         }
+    }
+
+    fn note_said(&mut self, text: &str) {
+        let end = (0..=SAID_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        self.said = Some(text[..end].to_owned());
     }
 
     fn see_head(&mut self, status: u16, headers: &HeaderMap) {
@@ -138,17 +159,32 @@ impl Watch<'_> {
         dialect: AgentDialect,
     ) -> Result<String, TurnOutcome> {
         let no_answer = TurnOutcome::Failed(TurnFailure::NoAnswer);
-        let request = request.map_err(|_| no_answer)?;
-        let answer = client.request(request).await.map_err(|_| no_answer)?;
+        let request = request.map_err(|error| self.fail(&error, no_answer))?;
+        let answer = client.request(request).await.map_err(|error| self.fail(&error, no_answer))?;
         self.result.see_head(answer.status().as_u16(), answer.headers());
         if !answer.status().is_success() {
             // Read to its end, so that the connection can be used again.
             return match answer.into_body().collect().await {
-                Ok(_) => Err(TurnOutcome::Refused),
+                Ok(body) => {
+                    self.result.note_said(&String::from_utf8_lossy(&body.to_bytes()));
+                    Err(TurnOutcome::Refused)
+                }
                 Err(_) => Err(TurnOutcome::Failed(TurnFailure::CutOff)),
             };
         }
         self.listen(answer.into_body(), dialect).await.map_err(TurnOutcome::Failed)
+    }
+
+    /// Keeps what an error and its causes say.
+    fn fail(&mut self, error: &dyn std::error::Error, outcome: TurnOutcome) -> TurnOutcome {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        self.result.note_said(&causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
+        outcome
+    }
+
+    fn note_piece(&mut self) {
+        self.result.first_token.get_or_insert(self.sent.elapsed());
+        self.result.pieces += 1;
     }
 
     /// Reads events until the body ends. It must say that it is complete, and then end properly.
@@ -161,12 +197,16 @@ impl Watch<'_> {
                 let Some(data) = line.strip_prefix("data:") else { continue };
                 match dialect.read(data.trim()) {
                     Sign::Text(text) => {
-                        self.result.first_token.get_or_insert(self.sent.elapsed());
+                        self.note_piece();
                         reply.push_str(&text);
                     }
+                    Sign::Generated => self.note_piece(),
                     Sign::Usage(usage) => self.result.usage = Some(usage),
                     Sign::End => complete = true,
-                    Sign::Error => return Err(TurnFailure::InStream),
+                    Sign::Error => {
+                        self.result.note_said(data.trim());
+                        return Err(TurnFailure::InStream);
+                    }
                     Sign::Nothing => {}
                 }
             }
