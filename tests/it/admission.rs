@@ -91,8 +91,8 @@ impl Full {
     async fn line_of_held(&self) -> Value {
         until("a line of a held turn", async || {
             let text = std::fs::read_to_string(self.kvpin.file("access.log")).unwrap_or_default();
-            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter(|line| line["held_ms"].as_f64() > Some(0.0)).next_back()
+            let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.rfind(|line| line["held_ms"].as_f64() > Some(0.0))
         })
         .await
     }
