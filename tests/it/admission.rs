@@ -91,8 +91,8 @@ impl Full {
     async fn line_of_held(&self) -> Value {
         until("a line of a held turn", async || {
             let text = std::fs::read_to_string(self.kvpin.file("access.log")).unwrap_or_default();
-            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter(|line| line["held_ms"].as_f64() > Some(0.0)).last()
+            let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.rfind(|line| line["held_ms"].as_f64() > Some(0.0))
         })
         .await
     }
@@ -106,13 +106,14 @@ fn held_turns(status: &Value) -> u64 {
     admission(status)["held_turns"].as_u64().expect("a count")
 }
 
-/// The end of a turn, as an engine counts it.
+/// The end of a turn, as an engine counts it. Its connection serves no other one, which the hand would not hear of.
 async fn answer(turn: &mut HandTurn, of: &mut Wire) -> Reply {
     let usage =
         json!({ "prompt_tokens": 5_000, "completion_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } });
     let choices =
         json!([{ "index": 0, "finish_reason": "stop", "message": { "role": "assistant", "content": "yes" } }]);
-    turn.answer(&json!({ "object": "chat.completion", "choices": choices, "usage": usage }).to_string()).await;
+    let body = json!({ "object": "chat.completion", "choices": choices, "usage": usage }).to_string();
+    turn.write(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
     of.reply("POST").await.expect("an answer")
 }
 

@@ -108,7 +108,9 @@ describe("in front of simulated replicas", () => {
     assert.equal(await fact("spill_threshold"), "8 (auto)");
     assert.equal(await fact("affinity"), "on");
     assert.equal(await fact("first_byte"), format.seconds(model.first_byte.p50_s));
-    assert.ok(await tab.run(() => document.querySelector("[data-fact='held']").hidden), "turns are not held: nothing is said of that");
+    const isHidden = await tab.run(() => document.querySelector("[data-fact='held']").hidden);
+    assert.equal(isHidden, model.admission.held_turns_total === 0, "of turns that wait it tells once there were any");
+    if (!isHidden) assert.equal(await fact("held"), format.count(model.admission.held_turns));
     assert.match(await textOf(tab, "#process"), new RegExp(`version${kvpin.version.replaceAll(".", "\\.")}`));
     assert.ok(model.replicas.reduce((sum, replica) => sum + replica.sticky, 0) > 0, "there was something to show");
     assert.deepEqual(tab.complaints, []);

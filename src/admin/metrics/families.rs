@@ -1,6 +1,6 @@
 //! Every family that is rendered from a snapshot: name, kind, help, labels and source side by side.
 
-use crate::balancer::{Health, ReplicaSnapshot, RoomSnapshot, Scrape, Snapshot};
+use crate::balancer::{Health, ReplicaSnapshot, Scrape, Snapshot};
 use crate::keys::KeySnapshot;
 
 use super::super::View;
@@ -56,55 +56,6 @@ pub(super) const MODEL: &[Family<Snapshot>] = &[
         help: "Ids that lead to a conversation beside the one it is pinned under.",
         label: "",
         values: |model| one(model.conversation_aliases as f64),
-    },
-    Family {
-        name: "kvpin_held_turns",
-        kind: Kind::Gauge,
-        help: "Turns that wait until their conversations fit into a cache.",
-        label: "",
-        values: |model| one(f64::from(model.door.held)),
-    },
-    Family {
-        name: "kvpin_longest_hold_seconds",
-        kind: Kind::Gauge,
-        help: "How long the first of them has waited; 0 where none waits.",
-        label: "",
-        values: |model| one(model.door.longest.as_secs_f64()),
-    },
-    Family {
-        name: "kvpin_held_needed_tokens",
-        kind: Kind::Gauge,
-        help: "Tokens of KV cache that the conversations of those turns need.",
-        label: "",
-        values: |model| one(model.door.needed_tokens as f64),
-    },
-    Family {
-        name: "kvpin_held_turns_total",
-        kind: Kind::Counter,
-        help: "Turns that had to wait until their conversations fit.",
-        label: "",
-        values: |model| one(model.door.counters.held as f64),
-    },
-    Family {
-        name: "kvpin_forced_turns_total",
-        kind: Kind::Counter,
-        help: "Turns that were let in over the limit, because they had waited for hold_max_s.",
-        label: "",
-        values: |model| one(model.door.counters.forced as f64),
-    },
-    Family {
-        name: "kvpin_left_while_held_turns_total",
-        kind: Kind::Counter,
-        help: "Turns whose client left while they waited.",
-        label: "",
-        values: |model| one(model.door.counters.left as f64),
-    },
-    Family {
-        name: "kvpin_parked_conversations_total",
-        kind: Kind::Counter,
-        help: "Conversations that had to make room for others before they had gone silent for long enough.",
-        label: "",
-        values: |model| one(model.door.counters.parked as f64),
     },
 ];
 
@@ -356,27 +307,6 @@ pub(super) const REPLICA: &[Family<ReplicaSnapshot>] = &[
         label: "",
         values: |replica| one(replica.held.active_tokens as f64),
     },
-    Family {
-        name: "kvpin_resident_conversations",
-        kind: Kind::Gauge,
-        help: "Conversations that were let in on the replica and have kept their room since; no series where nobody is held for it.",
-        label: "",
-        values: |replica| of_room(replica, |room| f64::from(room.residents)),
-    },
-    Family {
-        name: "kvpin_resident_tokens",
-        kind: Kind::Gauge,
-        help: "Tokens of the replica's cache that they and the turns of others take; to be held against kvpin_admission_limit_tokens.",
-        label: "",
-        values: |replica| of_room(replica, |room| room.working_set_tokens as f64),
-    },
-    Family {
-        name: "kvpin_admission_limit_tokens",
-        kind: Kind::Gauge,
-        help: "Up to how many tokens conversations are let in on the replica.",
-        label: "",
-        values: |replica| of_room(replica, |room| room.limit_tokens as f64),
-    },
 ];
 
 fn decisions(replica: &ReplicaSnapshot) -> [(&'static str, f64); 6] {
@@ -409,11 +339,6 @@ fn of_engine(replica: &ReplicaSnapshot, value: impl Fn(&Scrape) -> f64) -> Vec<(
     replica.scrape.iter().flat_map(|(scrape, _)| one(value(scrape))).collect()
 }
 
-/// A value of the room that residents have, where anybody would be held for it.
-fn of_room(replica: &ReplicaSnapshot, value: impl Fn(&RoomSnapshot) -> f64) -> Vec<(&'static str, f64)> {
-    replica.room.iter().flat_map(|room| one(value(room))).collect()
-}
-
-fn one(value: f64) -> Vec<(&'static str, f64)> {
+pub(super) fn one(value: f64) -> Vec<(&'static str, f64)> {
     vec![("", value)]
 }

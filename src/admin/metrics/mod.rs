@@ -2,6 +2,7 @@
 //!
 //! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
 
+mod admission;
 mod families;
 mod gpus;
 mod process;
@@ -56,7 +57,7 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
             family.fill(&series, key, &[&key.name]);
         }
     }
-    for family in MODEL {
+    for family in MODEL.iter().chain(admission::MODEL) {
         let series = family.register(&registry, &["model"])?;
         for (model, snapshot) in &view.models {
             family.fill(&series, snapshot, &[&model.name]);
@@ -64,7 +65,7 @@ pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
     }
     let models: Vec<_> =
         view.models.iter().map(|(model, snapshot)| (model, one_of_each_name(&snapshot.replicas))).collect();
-    for family in REPLICA {
+    for family in REPLICA.iter().chain(admission::REPLICA) {
         let series = family.register(&registry, &["model", "replica"])?;
         for (model, replicas) in &models {
             for replica in replicas {
