@@ -86,7 +86,7 @@ impl Seen {
             let last = &tries.last;
             if last.is_last && !last.is_subagent && last.outcome == TurnOutcome::Complete {
                 let from = begun.get(session).copied().unwrap_or(tries.first_sent);
-                tally.add_session(from, last.started + last.total);
+                tally.add_session(from, (last.started + last.total).min(length));
             }
         }
         Figures { errors: Some(self.errors as f64), ..tally.figures(replicas_busy) }
@@ -115,7 +115,8 @@ impl Tries {
             TurnOutcome::Cut => Ending::Cut,
         };
         let ended = match ending {
-            Ending::Complete => last.started + last.total,
+            // One that ended with the window may have been seen a moment after it.
+            Ending::Complete => (last.started + last.total).min(length),
             Ending::Failed | Ending::Cut => length,
         };
         let output_tokens = match (ending, last.usage) {
