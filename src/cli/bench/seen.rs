@@ -128,7 +128,7 @@ impl Tries {
             session,
             turn,
             wished: self.first_sent,
-            first_byte: self.first_token(),
+            first_byte: self.first_token().map(|at| at.min(length)),
             ended,
             ending,
             replica,
