@@ -33,7 +33,14 @@ def main():
         kvpin = stack.enter_context(running_kvpin(binary, logs, configuration(vllm, options.admission)))
         wait_until("kvpin has seen every replica up", PEER_START_S, lambda: all_up(kvpin))
         peers = [stack.enter_context(peer(text, vllm, logs)) for text in options.peer]
-        command = [str(binary), "bench", "--model", MODEL, *arms(kvpin, peers), *engines(vllm), *options.arguments]
+        if options.overload:
+            admitting = stack.enter_context(running_kvpin(binary, folder_in(logs, "admission"), configuration(vllm, "auto")))
+            wait_until("the other kvpin has seen every replica up", PEER_START_S, lambda: all_up(admitting))
+            ways = [("vllm", vllm[0].url), ("affinity", url_of(kvpin)), ("admission", url_of(admitting))]
+            arms = [word for name, url in ways for word in ("--arm", f"{name}={url}")]
+        else:
+            arms = arms_of(kvpin, peers)
+        command = [str(binary), "bench", "--model", MODEL, *arms, *engines(vllm), *options.arguments]
         progress(shlex.join(command))
         if options.hold:
             progress(f"held: end this process ({os.getpid()}) to end them all")
@@ -46,6 +53,10 @@ def arguments():
     parser.add_argument("--ranks", type=int, default=4, help="data-parallel ranks of the one server (default: %(default)s)")
     parser.add_argument("--separate", type=int, default=0, metavar="N", help="N servers of one engine each, in the place of ranks")
     parser.add_argument("--admission", default="off", help="kvpin's: off, auto or fair (default: %(default)s)")
+    parser.add_argument(
+        "--overload", action="store_true",
+        help="three arms side by side: vLLM's own balancer, kvpin without admission, kvpin with it",
+    )
     parser.add_argument("--kv-blocks", type=int, default=260, help="KV blocks of 128 tokens an engine (default: %(default)s)")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=COMMAND",
@@ -103,10 +114,20 @@ def serves(child, url):
         return False
 
 
-def arms(kvpin, peers):
+def folder_in(parent, name):
+    folder = parent / name
+    folder.mkdir()
+    return folder
+
+
+def url_of(kvpin):
+    return f"http://{kvpin.address}"
+
+
+def arms_of(kvpin, peers):
     if not peers:
-        return ["--url", f"http://{kvpin.address}", "--admin", f"http://{kvpin.admin}"]
-    everyone = [("kvpin", f"http://{kvpin.address}"), *peers]
+        return ["--url", url_of(kvpin), "--admin", f"http://{kvpin.admin}"]
+    everyone = [("kvpin", url_of(kvpin)), *peers]
     return [word for name, url in everyone for word in ("--arm", f"{name}={url}")]
 
 

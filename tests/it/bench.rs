@@ -137,7 +137,9 @@ async fn the_counts_of_a_measurement_are_those_of_the_server() {
     );
     let tokens = report["rungs"][0]["output_tokens_per_min"].as_f64().expect("a figure");
     let of_complete = complete as f64 * 8.0 * 20.0;
-    assert!((of_complete..=of_complete + 3.0 * 8.0 * 20.0).contains(&tokens), "{tokens} and {of_complete}");
+    // One of each session may have ended with the window: before it to the one count, behind it to the other.
+    let of_last = 3.0 * 8.0 * 20.0;
+    assert!((of_complete - of_last..=of_complete + of_last).contains(&tokens), "{tokens} and {of_complete}");
     assert_eq!((&cell["hits_by_engines"], &cell["caches_emptied"]), (&json!(true), &json!(false)));
     assert_eq!(report["bench"]["api"], "/v1/chat/completions");
     let first = report["bench"]["sizes"]["first_turn_tokens"].as_u64().expect("measured");
