@@ -72,6 +72,7 @@ fn policy() -> Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Auto,
         max_num_seqs: None,
+        admission: Admission::OFF,
         bounds: Bounds { entries_max: 16, idle_max: Duration::from_secs(3600) },
         health: HealthPolicy::default(),
     }

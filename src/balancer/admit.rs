@@ -44,6 +44,8 @@ impl Balancer {
             self.door.counters.refused += 1;
             return Err(Refusal::LineFull);
         }
+        // When it comes to the door and not when it gets in: the wait in between is no pause of its client.
+        self.note_return(conversation, now);
         let need = self.need(conversation, turn);
         let place = self.door.line.join(conversation, home, need, now);
         let is_alone = self.door.line.turns_at(place) == 1;
@@ -319,13 +321,9 @@ impl Balancer {
             return self.door.rooms.visit(replica, tokens);
         };
         let conversation = speaker.conversation;
-        match self.door.rooms.resident(conversation) {
-            Some(resident) if resident.replica == replica => {
-                if resident.in_flight == 0 && resident.turns > 0 {
-                    self.door.gaps.returned(resident.asks, now.saturating_sub(resident.silent_since));
-                }
-            }
-            Some(_) | None => self.door.rooms.enter(conversation, replica, tokens, now),
+        self.note_return(conversation, now);
+        if self.door.room_of(conversation) != Some(replica) {
+            self.door.rooms.enter(conversation, replica, tokens, now);
         }
         if let Some(parent) = speaker.parent() {
             self.door.rooms.refresh(parent, now);
@@ -334,6 +332,14 @@ impl Balancer {
         let growth = u64::from(self.policy.admission.tuning.growth_percent);
         self.door.relieve(replica, capacity * growth / 100, conversation);
         claim
+    }
+
+    /// How long conversations are silent is learnt from those who lost their room too: else whoever came back late would not
+    /// count, stays would become ever shorter, and more would come back too late.
+    fn note_return(&mut self, conversation: ConversationKey, now: Duration) {
+        if let Some((silent, asks)) = self.door.rooms.came_back(conversation, now) {
+            self.door.gaps.returned(asks, silent);
+        }
     }
 
     /// A turn's cost teaches how much room conversations take.

@@ -97,7 +97,7 @@ fn the_shortest_file_gets_every_default() {
             connections_per_address_max: 4096,
             streams_max: 8192,
             write_timeout: Duration::from_secs(60),
-            connect_timeout: Duration::from_secs(1),
+            connect_timeout: Duration::from_millis(1500),
             replay_bytes_max: 8 << 20,
             replay_memory_bytes_max: 512 << 20,
             history_wait: Duration::from_millis(5),

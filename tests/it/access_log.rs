@@ -75,13 +75,17 @@ async fn a_line_says_what_became_of_a_request_and_nothing_that_is_secret() {
     let files = [(KEYS_FILE, &*keys_file(&[("alice", json!({}))]))];
     let kvpin = Kvpin::launch_with(&logging(guarded(models.clone()), "access.log", "json"), &files).await;
     kvpin.until_health("up", |_| true).await;
-    for status in [200, 200] {
-        assert_eq!(kvpin.call(&telling("/v1/chat/completions")).await.status(), status);
+    // A line is written behind its answer, so each is waited for before the next request.
+    for line in [1, 2] {
+        assert_eq!(kvpin.call(&telling("/v1/chat/completions")).await.status(), 200);
+        lines(&kvpin, "access.log", line).await;
     }
     assert_eq!(kvpin.call(&telling("/path-0ff5")).await.status(), 404);
+    lines(&kvpin, "access.log", 3).await;
     let mut odd = telling("/v1/chat/completions");
     odd.body = json!({ "model": strange, "messages": [] }).to_string().into_bytes();
     kvpin.call(&odd).await;
+    lines(&kvpin, "access.log", 4).await;
     let mut nobody = telling("/v1/chat/completions").without("Authorization");
     nobody = nobody.header("x-api-key", "key-that-nobody-has");
     assert_eq!(kvpin.call(&nobody).await.status(), 401);

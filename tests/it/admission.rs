@@ -380,7 +380,9 @@ async fn where_the_last_replica_dies_those_who_are_held_hear_of_it() {
     drop((turns, hand));
     let reply = third.reply("POST").await.expect("an answer");
     assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
-    assert_eq!(reply.json()["error"]["code"], "no_replica_up");
+    // By what is seen first: the turns that break off and leave room, or the replica that is gone.
+    let code = reply.json()["error"]["code"].clone();
+    assert!(["no_replica_up", "every_replica_failed"].iter().any(|known| code == *known), "{code}");
     assert_eq!(held_turns(&kvpin.status().await), 0);
 }
 

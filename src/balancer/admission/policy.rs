@@ -59,7 +59,7 @@ impl Tuning {
     const DEFAULT: Tuning = Tuning {
         fill_percent: 100,
         growth_percent: 105,
-        reserve_turns: 0,
+        reserve_turns: 1,
         stay: Stay::Learnt,
         cold_max: 0,
         rotate_after: Duration::from_secs(20),

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
+use hashlink::LinkedHashMap;
+
 use crate::conversation::ConversationKey;
 
 use super::super::affinity::KeyHasher;
@@ -34,10 +36,15 @@ pub struct Rooms {
     residents: HashMap<ConversationKey, Resident, BuildHasherDefault<KeyHasher>>,
     /// Indexed by [`ReplicaId`].
     rooms: Vec<Room>,
+    /// Those who gave their room up lately: since when they were silent, and whether they waited for a tool. The oldest first.
+    gone: LinkedHashMap<ConversationKey, (Duration, bool), BuildHasherDefault<KeyHasher>>,
     /// Tokens that conversations have in common.
     shared: u64,
     entries: u64,
 }
+
+/// The most that are remembered of those who gave their room up.
+const GONE_MAX: usize = 4096;
 
 impl Rooms {
     pub fn resident(&self, conversation: ConversationKey) -> Option<&Resident> {
@@ -121,7 +128,24 @@ impl Rooms {
         room.silent.remove(&conversation);
         // What is in flight goes on taking room until it has ended.
         room.visiting += resident.claimed;
+        if resident.in_flight == 0 && resident.turns > 0 {
+            self.gone.insert(conversation, (resident.silent_since, resident.asks));
+            if self.gone.len() > GONE_MAX {
+                self.gone.pop_front();
+            }
+        }
         Some(resident)
+    }
+
+    /// A turn of the conversation is there. How long it was silent, with room or without, and whether it had been asked for a
+    /// tool's result; `None` if that was told already.
+    pub fn came_back(&mut self, conversation: ConversationKey, now: Duration) -> Option<(Duration, bool)> {
+        let (since, asks) = match self.residents.get(&conversation) {
+            Some(resident) if resident.in_flight == 0 && resident.turns > 0 => (resident.silent_since, resident.asks),
+            Some(_) => return None,
+            None => self.gone.remove(&conversation)?,
+        };
+        Some((now.saturating_sub(since), asks))
     }
 
     /// A turn of a resident begins.
@@ -290,6 +314,22 @@ impl Rooms {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_comes_back_tells_once_how_long_it_was_silent_with_room_or_without() {
+        let (home, key) = (ReplicaId::from_index(0).expect("a small index"), ConversationKey(7));
+        let at = Duration::from_secs;
+        let mut rooms = Rooms::default();
+        rooms.enter(key, home, 1_000, at(0));
+        assert_eq!(rooms.came_back(key, at(1)), None, "its first turn comes back from nowhere");
+        let claim = rooms.begin(key, 1_000);
+        assert_eq!(rooms.came_back(key, at(2)), None, "it has not gone");
+        rooms.end(Some(key), home, claim, at(3));
+        assert_eq!(rooms.came_back(key, at(8)), Some((at(5), true)));
+        rooms.dismiss(key);
+        assert_eq!(rooms.came_back(key, at(10)), Some((at(7), true)));
+        assert_eq!(rooms.came_back(key, at(11)), None);
+    }
 
     #[test]
     fn what_conversations_share_counts_once_and_only_for_those_that_are_so_long() {

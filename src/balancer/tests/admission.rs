@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Tokens of cache on each replica.
-const CAPACITY: u64 = 30_000;
+/// Tokens of cache on each replica: three conversations and what they may grow by.
+const CAPACITY: u64 = 33_500;
 
 /// Replicas of which each has room for three conversations of 10,000 tokens.
 fn full_house(replicas: usize) -> Rig {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Room for two conversations as [`asks`] has them, and not for a third one.
 fn full() -> (Rig, Vec<Ticket>) {
-    let admission = Admission { capacity_tokens: Some(2_500), ..Admission::default() };
+    let admission = Admission { capacity_tokens: Some(3_500), ..Admission::default() };
     let mut rig = Rig::new(1, Policy { admission, ..policy() });
     let tickets = (0..2).map(|number| seated(&mut rig, number)).collect();
     (rig, tickets)
@@ -57,7 +57,7 @@ fn the_snapshot_tells_who_waits_for_how_much_and_how_long_turns_were_held() {
     held(&mut rig, 8);
     rig.now += 40 * SECOND;
     let door = rig.balancer.snapshot(rig.now).door;
-    assert_eq!((door.held, door.longest, door.needed_tokens), (3, 40 * SECOND, 2_000));
+    assert_eq!((door.held, door.longest, door.needed_tokens), (3, 40 * SECOND, 4_000));
     rig.now += 300 * SECOND;
     rig.balancer.tick(rig.now);
     let door = rig.balancer.snapshot(rig.now).door;
@@ -74,8 +74,8 @@ fn room_is_told_only_where_somebody_would_be_held_for_it() {
         let rig = Rig::new(1, Policy { admission, mode, ..policy() });
         rig.balancer.snapshot(rig.now).replicas[0].room
     };
-    let known = Admission { capacity_tokens: Some(2_500), ..Admission::default() };
-    let empty = RoomSnapshot { residents: 0, working_set_tokens: 0, limit_tokens: 2_500 };
+    let known = Admission { capacity_tokens: Some(3_500), ..Admission::default() };
+    let empty = RoomSnapshot { residents: 0, working_set_tokens: 0, limit_tokens: 3_500 };
     assert_eq!(room(known, Mode::Affinity), Some(empty));
     assert_eq!(room(known, Mode::LeastLoaded), None);
     assert_eq!(room(Admission { mode: AdmissionMode::Off, ..known }, Mode::Affinity), None);
