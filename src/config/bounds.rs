@@ -59,7 +59,7 @@ pub(super) const BODY_TIMEOUT: Number = number("body_timeout_s", 60, 1..=HOUR_S)
 /// A tenth of what the slowest mobile networks give. Held on average, with `body_timeout_s` to spare.
 pub(super) const BODY_RATE: Number = number("body_rate_min_bytes_per_s", KIB, 1..=GIB);
 pub(super) const WRITE_TIMEOUT: Number = number("write_timeout_s", 60, 1..=HOUR_S);
-/// Replicas are on this machine or next to it: a connect that takes a second has met a dead host.
+/// Replicas are on this machine or next to it: a connect that takes longer has met a dead host.
 /// More than the second after which a connection is asked for again that found its listener's queue full.
 pub(super) const CONNECT_TIMEOUT: Number = number("connect_timeout_ms", 1500, 1..=60_000);
 pub(super) const REPLAY_BYTES: Number = number("replay_bytes_max", 8 * MIB, KIB..=4 * GIB);
