@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 
-use balancer::{Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold, Turn};
+use balancer::{Admission, Balancer, Bounds, HealthPolicy, Mode, Policy, ReplicaSpec, SpillThreshold, Turn};
 use codec::{Frame, Head, Reader, Writer, write_frame};
 use conversation::ConversationKey;
 
