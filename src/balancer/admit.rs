@@ -36,8 +36,9 @@ impl Balancer {
     /// # Errors
     /// When no replica could be given, or too many wait already.
     pub fn admit(&mut self, turn: &Turn<'_>, now: Duration) -> Result<Entry, Refusal> {
-        let Some((conversation, home)) = self.has_to_ask(turn, now) else {
-            return self.arrive(turn, now).map(Entry::Seated);
+        let chosen = self.choose(turn, now);
+        let Some((conversation, home)) = chosen.ok().and_then(|choice| self.has_to_ask(&choice, turn)) else {
+            return self.settle(chosen, turn, now).map(Entry::Seated);
         };
         if self.door.line.turns() >= self.policy.admission.held_max {
             self.refused[Refusal::LineFull as usize] += 1;
@@ -92,9 +93,9 @@ impl Balancer {
         if self.door.line.is_empty() {
             return;
         }
-        if self.policy.admission.mode == AdmissionMode::Off || !self.field_of_all(now).any_serves() {
-            // Nobody can be served, and everybody is to hear of it; or nobody is held any more.
-            let are_served = self.policy.admission.mode == AdmissionMode::Off;
+        let are_served = !self.holds_turns();
+        if are_served || !self.field_of_all(now).any_serves() {
+            // Nobody is held any more; or nobody can be served, and everybody is to hear of it.
             while let Some(waiting) = self.door.line.remove(0) {
                 if are_served {
                     self.door.note_held(&waiting, now);
@@ -129,12 +130,10 @@ impl Balancer {
     }
 
     /// The conversation that has to be let in for a turn, and where it was at home; `None` for a turn that nobody asks.
-    fn has_to_ask(&self, turn: &Turn<'_>, now: Duration) -> Option<(ConversationKey, Option<ReplicaId>)> {
-        let is_on = self.policy.admission.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity;
-        if !is_on || !turn.tried.is_empty() {
+    fn has_to_ask(&self, choice: &Choice, turn: &Turn<'_>) -> Option<(ConversationKey, Option<ReplicaId>)> {
+        if !self.holds_turns() || !turn.tried.is_empty() {
             return None;
         }
-        let choice = self.choose(turn, now).ok()?;
         let speaker = choice.speaker.filter(|_| choice.decision.binds())?;
         let conversation = speaker.conversation;
         let home = match choice.decision {
@@ -158,6 +157,11 @@ impl Balancer {
         (!is_free(home.unwrap_or(choice.replica))).then_some((conversation, home))
     }
 
+    /// Whether anybody is held. Without affinity nobody has a cache to be kept.
+    fn holds_turns(&self) -> bool {
+        self.policy.admission.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity
+    }
+
     /// Whether somebody who needs so many tokens fits without anybody having to go.
     fn fits(&self, id: ReplicaId, need: u64) -> bool {
         let Some(capacity) = self.capacity(id) else { return true };
@@ -167,7 +171,7 @@ impl Balancer {
 
     /// Whether a turn may be spilled to a replica: not if residents would have to suffer.
     pub(super) fn takes_visitors(&self, id: ReplicaId, conversation: ConversationKey, turn: &Turn<'_>) -> bool {
-        self.policy.admission.mode == AdmissionMode::Off || self.fits(id, self.need(conversation, turn))
+        !self.holds_turns() || self.fits(id, self.need(conversation, turn))
     }
 
     /// The replica where somebody who waits gets in; the residents who had to go for it are gone then.
@@ -253,8 +257,12 @@ impl Balancer {
 
     /// The tokens that a turn's conversation needs room for.
     fn need(&self, conversation: ConversationKey, turn: &Turn<'_>) -> u64 {
-        let reserve = self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns);
-        self.taken_for(Some(conversation), turn.body_bytes) + reserve
+        self.taken_for(Some(conversation), turn.body_bytes) + self.reserve()
+    }
+
+    /// What is kept for a conversation to grow by.
+    fn reserve(&self) -> u64 {
+        self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns)
     }
 
     /// The tokens that a turn is taken for until it was measured.
@@ -278,8 +286,7 @@ impl Balancer {
 
     pub(super) fn room(&self, id: ReplicaId) -> Option<RoomSnapshot> {
         let policy = &self.policy.admission;
-        let is_on = policy.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity;
-        let capacity = self.capacity(id).filter(|_| is_on)?;
+        let capacity = self.capacity(id).filter(|_| self.holds_turns())?;
         Some(RoomSnapshot {
             residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
             working_set_tokens: self.door.rooms.working_set(id),
@@ -311,10 +318,8 @@ impl Balancer {
     /// A turn that was given a slot takes its room.
     pub(super) fn claim(&mut self, choice: &Choice, turn: &Turn<'_>, now: Duration) -> Claim {
         let replica = choice.replica;
-        let Some(capacity) = self.capacity(replica) else { return Claim::Nothing };
-        if self.policy.admission.mode == AdmissionMode::Off {
-            return Claim::Nothing;
-        }
+        let capacity = self.capacity(replica).filter(|_| self.holds_turns());
+        let Some(capacity) = capacity else { return Claim::Nothing };
         let speaker = choice.speaker.as_ref().filter(|_| choice.decision.binds());
         let tokens = self.taken_for(speaker.map(|speaker| speaker.conversation), turn.body_bytes);
         let Some(speaker) = speaker.filter(|_| !matches!(choice.decision, Decision::Spilled { .. })) else {
@@ -367,8 +372,7 @@ impl Balancer {
             | Decision::Unpinned { .. }
             | Decision::Side => {}
         }
-        let reserve = self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns);
-        self.door.rooms.measured(conversation, length + reserve, cost.asks);
+        self.door.rooms.measured(conversation, length + self.reserve(), cost.asks);
     }
 
     /// What a resident misses of its history was evicted though it was counted on.

@@ -125,6 +125,11 @@ impl Balancer {
     /// Decides where a turn goes and takes its slot there.
     pub fn arrive(&mut self, turn: &Turn<'_>, now: Duration) -> Result<Ticket, Refusal> {
         let chosen = self.choose(turn, now);
+        self.settle(chosen, turn, now)
+    }
+
+    /// Takes up what was chosen for a turn.
+    fn settle(&mut self, chosen: Result<Choice, Refusal>, turn: &Turn<'_>, now: Duration) -> Result<Ticket, Refusal> {
         let ticket = chosen.map(|choice| self.take(&choice, turn, now)).inspect_err(|refusal| {
             self.refused[*refusal as usize] += 1;
         });

@@ -16,7 +16,8 @@ pub struct Resident {
     /// The how manyth it was of all that were let in: another stay has another one.
     pub entry: u64,
     pub replica: ReplicaId,
-    /// What it has in the cache: prompt and answer of its last turn, or what it is taken for until one was measured.
+    /// What it has in the cache, prompt and answer of its last turn, and what it is given to grow by; until a turn was measured,
+    /// what it is taken for.
     pub tokens: u64,
     /// Turns in flight, and what they are taken for together.
     pub in_flight: u32,

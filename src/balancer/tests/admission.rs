@@ -168,14 +168,18 @@ fn a_retry_of_a_held_turn_finds_its_place_again() {
 }
 
 #[test]
-fn whoever_waits_is_let_go_when_nobody_can_serve_and_when_admission_is_turned_off() {
-    for is_off in [true, false] {
+fn whoever_waits_is_let_go_when_nobody_can_serve_and_when_admission_or_affinity_is_turned_off() {
+    for change in ["admission", "affinity", "health"] {
         let mut rig = full_house(1);
         let tickets: Vec<_> = (0..3).map(|n| seated(&mut rig, n)).collect();
         let place = held(&mut rig, 3);
-        match is_off {
-            true => rig.balancer.reconfigure(policy(), vec![spec(0)], rig.now),
-            false => rig.balancer.set_health(id(0), Health::Down(DownReason::ProbeFailed), rig.now),
+        match change {
+            "admission" => rig.balancer.reconfigure(policy(), vec![spec(0)], rig.now),
+            "affinity" => {
+                let policy = Policy { mode: Mode::LeastLoaded, ..*rig.balancer.policy() };
+                rig.balancer.reconfigure(policy, vec![spec(0)], rig.now);
+            }
+            _ => rig.balancer.set_health(id(0), Health::Down(DownReason::ProbeFailed), rig.now),
         }
         pass(&mut rig, SECOND);
         assert_eq!(rig.balancer.take_let_in(), [place]);
