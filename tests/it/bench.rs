@@ -68,7 +68,8 @@ fn url(server: &ReplicaServer) -> String {
 
 /// One server with two ranks, and kvpin in front of it.
 async fn ranked() -> (ReplicaServer, Kvpin) {
-    let server = start(ReplicaOptions { data_parallel_size: 2, ..fast() }).await;
+    // So slow that the replica's journal holds all turns of a measurement, however fast the machine is.
+    let server = start(ReplicaOptions { data_parallel_size: 2, time_scale: 10.0, ..fast() }).await;
     let replicas = json!([{ "url": url(&server), "name": "n", "data_parallel_size": 2 }]);
     let kvpin = Kvpin::serve(json!({ MODEL: { "replicas": replicas } })).await;
     (server, kvpin)
