@@ -11,7 +11,6 @@ use super::cost::{Bill, ColdReason, Cost};
 use super::placement::Weigh;
 use super::policy::Mode;
 use super::replica::ReplicaId;
-use super::snapshot::{DoorSnapshot, RoomSnapshot};
 use super::ticket::Ticket;
 use super::turn::{Decision, Placement, Refusal, Turn};
 
@@ -158,7 +157,7 @@ impl Balancer {
     }
 
     /// Whether anybody is held. Without affinity nobody has a cache to be kept.
-    fn holds_turns(&self) -> bool {
+    pub(super) fn holds_turns(&self) -> bool {
         self.policy.admission.mode != AdmissionMode::Off && self.policy.mode == Mode::Affinity
     }
 
@@ -284,31 +283,10 @@ impl Balancer {
         self.policy.admission.capacity_tokens.or_else(told).filter(|tokens| *tokens > 0)
     }
 
-    pub(super) fn room(&self, id: ReplicaId) -> Option<RoomSnapshot> {
-        let policy = &self.policy.admission;
-        let capacity = self.capacity(id).filter(|_| self.holds_turns())?;
-        Some(RoomSnapshot {
-            residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
-            working_set_tokens: self.door.rooms.working_set(id),
-            limit_tokens: self.door.limit(id, capacity, policy),
-        })
-    }
-
     /// Tokens that turns in flight claim on a replica.
     #[cfg(test)]
     pub(super) fn claimed(&self, id: ReplicaId) -> u64 {
         self.door.rooms.claimed(id)
-    }
-
-    pub(super) fn door_snapshot(&self, now: Duration) -> DoorSnapshot {
-        DoorSnapshot {
-            mode: self.policy.admission.mode,
-            held: self.door.line.turns(),
-            longest: self.door.line.longest(now),
-            needed_tokens: self.door.line.needs(),
-            counters: self.door.counters,
-            holds: self.door.holds.clone(),
-        }
     }
 
     fn is_open(&self, id: ReplicaId) -> bool {

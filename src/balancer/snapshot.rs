@@ -120,6 +120,29 @@ pub(super) fn newest(balancer: &Balancer, limit: usize, now: Duration) -> Vec<Co
     snapshots.collect()
 }
 
+impl Balancer {
+    fn room(&self, id: ReplicaId) -> Option<RoomSnapshot> {
+        let policy = &self.policy.admission;
+        let capacity = self.capacity(id).filter(|_| self.holds_turns())?;
+        Some(RoomSnapshot {
+            residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
+            working_set_tokens: self.door.rooms.working_set(id),
+            limit_tokens: self.door.limit(id, capacity, policy),
+        })
+    }
+
+    fn door_snapshot(&self, now: Duration) -> DoorSnapshot {
+        DoorSnapshot {
+            mode: self.policy.admission.mode,
+            held: self.door.line.turns(),
+            longest: self.door.line.longest(now),
+            needed_tokens: self.door.line.needs(),
+            counters: self.door.counters,
+            holds: self.door.holds.clone(),
+        }
+    }
+}
+
 pub(super) fn take(balancer: &Balancer, now: Duration) -> Snapshot {
     let replicas = balancer
         .replicas
