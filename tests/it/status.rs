@@ -118,7 +118,8 @@ async fn watched(
 ) -> (String, Option<i32>) {
     let directory = tempfile::tempdir().expect("a directory");
     let typescript = directory.path().join("typescript");
-    let command = format!("{BINARY} status --watch 0.1 {arguments}");
+    // In the place of the shell, which some let end by the interrupt whatever its command made of it.
+    let command = format!("exec {BINARY} status --watch 0.1 {arguments}");
     let mut child = Command::new("script")
         .args(["-q", "-e", "-f", "-c", &command])
         .arg(&typescript)

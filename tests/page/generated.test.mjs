@@ -8,7 +8,7 @@ import * as format from "../../src/admin/page/format.js";
 import { faintTexts, overflowing } from "./audits.mjs";
 import { sleep, until } from "./browser.mjs";
 import { Fleet, HOSTILE } from "./generate.mjs";
-import { open, rowOf, textOf } from "./looks.mjs";
+import { feedOf, open, rowOf, tabAt, textOf } from "./looks.mjs";
 import { Stub } from "./stub.mjs";
 
 describe("with 20 models of 64 replicas", () => {
@@ -50,6 +50,29 @@ describe("with 20 models of 64 replicas", () => {
     for (const word of ["billing header", "hoists", "time of day", "another order"]) assert.ok(text.includes(word), word);
     const others = await textOf(tab, ".card:first-child .cold details");
     assert.ok(others.includes("--enable-prompt-tokens-details"), "what did not happen is explained too");
+  });
+});
+
+describe("with a token that is given while a wrong one is still being refused", () => {
+  test("the refusal says nothing of the right one", async () => {
+    const stub = await Stub.start(new Fleet({ models: 1, replicas: 1 }));
+    try {
+      stub.token = "right";
+      const tab = await tabAt(stub.url);
+      const enter = async (text) => {
+        await tab.send("Input.insertText", { text });
+        await tab.press("Enter");
+      };
+      await tab.until("it asks for the token", () => document.activeElement?.id === "token");
+      stub.refused = [];
+      await enter("wrong");
+      await until("it is asked with", () => stub.refused.length > 0);
+      await enter("right");
+      stub.refuse();
+      await until("it is live", async () => (await feedOf(tab)) === "live");
+    } finally {
+      await stub.close();
+    }
   });
 });
 

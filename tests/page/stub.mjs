@@ -19,9 +19,15 @@ async function policy() {
   return source.match(/const POLICY: &str = "([^"]*)"/)[1].replace(/\\\n\s*/g, "");
 }
 
-/** Serves until `close` is called. `live` can be turned off: the stream is then refused, as it is to one reader too many. */
+/**
+ * Serves until `close` is called. `live` can be turned off: the stream is then refused, as it is to one reader too many.
+ * Where there is a `token`, whoever shows another one is refused; while `refused` is a list, only once it is given up by
+ * `refuse`.
+ */
 export class Stub {
   live = true;
+  token = null;
+  refused = null;
   #readers = new Set();
 
   static async start(fleet, port = 0) {
@@ -40,6 +46,11 @@ export class Stub {
     await new Promise((resolve) => this.server.close(resolve));
   }
 
+  refuse() {
+    for (const response of this.refused) response.writeHead(401).end();
+    this.refused = null;
+  }
+
   #tell(fleet) {
     if (this.#readers.size === 0) return;
     const event = `data: ${JSON.stringify(fleet.status())}\n\n`;
@@ -49,6 +60,9 @@ export class Stub {
   async #answer(fleet, headers, request, response) {
     const { pathname, searchParams } = new URL(request.url, this.url);
     const json = (body) => response.writeHead(200, { "content-type": "application/json" }).end(JSON.stringify(body));
+    if (pathname.startsWith("/api/") && this.token && request.headers.authorization !== `Bearer ${this.token}`) {
+      return this.refused ? this.refused.push(response) : response.writeHead(401).end();
+    }
     if (pathname === "/api/v1/status") return json(fleet.status());
     if (pathname === "/api/v1/history") return json(fleet.history(searchParams.get("range")));
     if (pathname === "/api/v1/live") return this.#stream(fleet, response);

@@ -61,8 +61,10 @@ export class Feed {
     if (this.#looks) this.#look();
   }
 
-  setToken(token) {
-    keepToken(token);
+  setToken(given) {
+    keepToken(given);
+    // What was asked for with the one before says nothing of this one.
+    this.#close();
     this.#retryMs = RETRY_MS;
     this.#due = { stream: 0, status: 0, history: 0 };
     this.#set("");
@@ -123,6 +125,7 @@ export class Feed {
 
   async #askStatus() {
     this.#asking.status = true;
+    const asked = token;
     let status = null;
     let failure = null;
     try {
@@ -132,8 +135,8 @@ export class Feed {
     }
     this.#asking.status = false;
     this.#due.status = performance.now() + POLL_MS;
-    // The stream may have come back meanwhile, or the page been left.
-    if (this.#streams || !this.#looks) return;
+    // The stream may have come back meanwhile, or the page been left, or another token been given.
+    if (this.#streams || !this.#looks || asked !== token) return;
     if (status) this.#take(status, "polling");
     else this.#set(failure);
   }
