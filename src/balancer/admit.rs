@@ -335,8 +335,11 @@ impl Balancer {
         }
         match ticket.decision {
             Decision::Placed { reason: Placement::New } => {
-                let is_first_there = self.replicas[ticket.replica.index()].ledger.measured_turns <= 1;
-                self.door.learnt.began(length, cost.cached.filter(|_| !is_first_there));
+                // That nothing was found says something only where others had left anything.
+                let others_came = self.door.rooms.room(ticket.replica).and_then(|room| room.used_since);
+                let could_find = others_came.is_some_and(|since| since <= ticket.seated);
+                self.door.learnt.began(length, cost.cached.filter(|found| *found > 0 || could_find));
+                self.door.rooms.room_mut(ticket.replica).used_since.get_or_insert(now);
                 self.door.rooms.share(self.door.learnt.shared());
             }
             Decision::Sticky if before > 0 => {

@@ -6,7 +6,7 @@ use prometheus::Histogram;
 use tokio::time::Instant;
 
 use crate::balancer::Cost;
-use crate::usage::Observer;
+use crate::usage::{Observer, StopReason};
 
 /// Of events that come in one chunk, no more are counted each for itself.
 const EVENTS_COUNTED_MAX: u64 = 16;
@@ -64,7 +64,8 @@ impl Meter {
         match report.usage.filter(|_| report.has_ended && !report.has_error) {
             Some(usage) => {
                 let (prompt, cached, completion) = (Some(usage.prompt), usage.cached, usage.completion);
-                Cost { request_bytes, prompt, cached, completion, asks: false }
+                let asks = matches!(report.stop_reason, Some(StopReason::ToolCalls | StopReason::Pause));
+                Cost { request_bytes, prompt, cached, completion, asks }
             }
             None => Cost { request_bytes, completion: report.content_events, ..Cost::default() },
         }

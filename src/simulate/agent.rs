@@ -144,6 +144,11 @@ impl Agent {
         self.turn < self.turns
     }
 
+    /// Whether the answer to the turn under way asks for a tool: all do but the last, where models ask for tools at all.
+    pub fn is_asked(&self, workload: &Workload) -> bool {
+        workload.asks_for_tools && self.turn + 1 < self.turns
+    }
+
     /// How long it is until it asks again.
     pub fn think(&mut self, workload: &Workload) -> Duration {
         workload.think_s.draw_time(&mut self.rng)

@@ -93,8 +93,15 @@ pub struct Workload {
     /// Between client and balancer, there and back.
     #[serde(default)]
     pub round_trip_ms: f64,
+    /// Whether answers ask for tools, as the last one of a session doesn't. A tiny model with random weights never does.
+    #[serde(default = "is_so")]
+    pub asks_for_tools: bool,
     #[serde(default)]
     pub subagents: Option<Subagents>,
+}
+
+fn is_so() -> bool {
+    true
 }
 
 /// Agents that an agent starts between two of its turns, and waits for.

@@ -226,6 +226,7 @@ impl<'a> World<'a> {
             self.arm.first_byte(seat, now - turn.arrived, now);
         }
         let Some(completion) = event.finished else { return };
+        let asks = self.seats[seat].agent.is_asked(&self.scenario.workload);
         let Some(mut turn) = self.seats[seat].turn.take() else { return };
         self.arm.ended(
             seat,
@@ -234,7 +235,7 @@ impl<'a> World<'a> {
                 prompt: Some(u64::from(completion.prompt_tokens)),
                 cached: Some(u64::from(completion.cached_tokens)),
                 completion: u64::from(completion.completion_tokens),
-                asks: false,
+                asks,
             },
             now,
         );

@@ -47,6 +47,8 @@ pub struct Room {
     pub visiting: u64,
     /// Residents that were let in and whose first turn has no answer yet.
     pub cold: u32,
+    /// Since when the cache has the beginning of a conversation in it.
+    pub used_since: Option<Duration>,
     pub trim: Trim,
 }
 
@@ -84,6 +86,7 @@ impl Room {
             sharers: 0,
             visiting: 0,
             cold: 0,
+            used_since: None,
             trim: Trim { percent: 100, missed: 0.0, at: Duration::ZERO },
         }
     }

@@ -226,7 +226,9 @@ impl Rooms {
 
     /// The cache of a replica is gone: who is silent there has nothing left to keep.
     pub fn empty(&mut self, replica: ReplicaId) {
-        let silent: Vec<_> = self.room_mut(replica).silent.keys().copied().collect();
+        let room = self.room_mut(replica);
+        room.used_since = None;
+        let silent: Vec<_> = room.silent.keys().copied().collect();
         for conversation in silent {
             self.dismiss(conversation);
         }

@@ -48,7 +48,7 @@ fn held(rig: &mut Rig, conversation: u64) -> Place {
 /// A turn of 10,000 tokens ends.
 fn end(rig: &mut Rig, mut ticket: Ticket) {
     rig.balancer.served(&mut ticket, rig.now);
-    let cost = Cost { request_bytes: 40_000, prompt: Some(9_900), cached: Some(0), completion: 100, asks: false };
+    let cost = Cost { request_bytes: 40_000, prompt: Some(9_900), cached: Some(0), completion: 100, asks: true };
     rig.balancer.charge(&ticket, &cost, rig.now);
     rig.balancer.finish(ticket, Outcome::Completed, rig.now);
     rig.balancer.check_invariants();
