@@ -155,7 +155,7 @@ async fn from_client(session: &mut Session, context: &mut Context, awaited: Awai
     if awaited != Awaited::Piece {
         return Err(downstream::left(session).await);
     }
-    let reading = session.as_mut().read_body_or_idle(false);
+    let reading = std::pin::pin!(session.as_mut().read_body_or_idle(false));
     let bytes = match &mut context.body {
         Some(body) => body.patience().wait(reading).await,
         None => reading.await,
