@@ -21,11 +21,11 @@ pub struct Turn {
     pub is_streamed: bool,
 }
 
-/// What an agent read and said, as the Messages API has it: code with its line breaks and quotes escaped.
-const TURN: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_01","content":[{"type":"text","text":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}]}]},{"role":"assistant","content":[{"type":"text","text":"The function prints a greeting and the number of arguments. I will look at the tests before I change it."},{"type":"tool_use","id":"toolu_02","name":"Bash","input":{"command":"cargo test --quiet 2>&1 | tail -20","description":"Run tests"}}]}"#;
+/// What an agent did and read, as the Messages API has it: code with its line breaks and quotes escaped.
+const TURN: &str = r#"{"role":"assistant","content":[{"type":"text","text":"The function prints a greeting and the number of arguments. I will look at the tests before I change it."},{"type":"tool_use","id":"toolu_01","name":"Read","input":{"file_path":"/src/main.rs","description":"Read the program"}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_01","content":[{"type":"text","text":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}]}]}"#;
 
 /// The same as the Chat Completions API has it.
-const CHAT: &str = r#"{"role":"user","content":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"},{"role":"assistant","content":"The function prints a greeting and the number of arguments. I will look at the tests before I change it: cargo test --quiet 2>&1 | tail -20"}"#;
+const CHAT: &str = r#"{"role":"assistant","content":"The function prints a greeting and the number of arguments. I will look at the tests before I change it: cargo test --quiet 2>&1 | tail -20"},{"role":"user","content":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}"#;
 
 const TOOL: &str = r#"{"name":"Read","description":"Reads a file from the local filesystem. The path must be absolute.\n\nUsage:\n- By default, it reads up to 2000 lines from the beginning of the file","input_schema":{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"file_path":{"type":"string","description":"The absolute path to the file to read"},"offset":{"type":"integer","minimum":0},"limit":{"type":"integer","exclusiveMinimum":0}},"required":["file_path"],"additionalProperties":false}}"#;
 
@@ -40,11 +40,10 @@ impl Turn {
         let header = format!("x-session-id: {session}\r\n");
         match self.session_at {
             SessionAt::Header => request("/v1/chat/completions", &header, &self.chat(session)),
-            SessionAt::BodyEnd if proxy.knows_messages() => {
+            SessionAt::BodyEnd => {
                 let header = if proxy.reads_session_in_body() { "" } else { &header };
                 request("/v1/messages", header, &self.messages(session))
             }
-            SessionAt::BodyEnd => request("/v1/chat/completions", &header, &self.chat(session)),
         }
     }
 
@@ -71,13 +70,13 @@ impl Turn {
         self.filled(&format!(r#"{{"model":"{MODEL}","messages":["#), TURN, &end)
     }
 
-    /// As many turns as fit between begin and end, and one more message that fills the body up.
+    /// A first message that fills the body up, and as many turns as fit between it and the end.
     fn filled(self, begin: &str, turn: &str, end: &str) -> String {
-        let (last_begin, last_end) = (r#"{"role":"user","content":""#, r#""}"#);
-        let room = self.body_bytes.saturating_sub(begin.len() + end.len() + last_begin.len() + last_end.len());
+        let (first_begin, first_end) = (r#"{"role":"user","content":""#, r#""}"#);
+        let room = self.body_bytes.saturating_sub(begin.len() + end.len() + first_begin.len() + first_end.len());
         let turns = room / (turn.len() + 1);
-        let rest = "a".repeat(room - turns * (turn.len() + 1));
-        format!("{begin}{}{last_begin}{rest}{last_end}{end}", format!("{turn},").repeat(turns))
+        let text = "a".repeat(room - turns * (turn.len() + 1));
+        format!("{begin}{first_begin}{text}{first_end}{}{end}", format!(",{turn}").repeat(turns))
     }
 }
 

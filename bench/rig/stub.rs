@@ -27,7 +27,10 @@ pub const TIME_DIGITS: usize = 20;
 /// What follows an event of vLLM's but its text.
 const EVENT_REST: &str = r#""id":"chatcmpl-8f2f7d0f3c6b4a0d9d3f0a7c5c1b2e4d","object":"chat.completion.chunk","created":1770000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}"#;
 
-const JSON: &str = r#"{"id":"chatcmpl-8f2f7d0f3c6b4a0d9d3f0a7c5c1b2e4d","object":"chat.completion","created":1770000000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Done."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":2,"total_tokens":1002}}"#;
+const CHAT: &str = r#"{"id":"chatcmpl-8f2f7d0f3c6b4a0d9d3f0a7c5c1b2e4d","object":"chat.completion","created":1770000000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Done."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":2,"total_tokens":1002}}"#;
+
+/// The same in the Messages API.
+const MESSAGE: &str = r#"{"id":"msg_8f2f7d0f3c6b4a0d9d3f0a7c5c1b2e4d","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Done."}],"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":1000,"output_tokens":2}}"#;
 
 /// What an engine with a cache larger than any bench fills says of itself.
 const METRICS: &str = r#"# TYPE vllm:num_requests_running gauge
@@ -84,7 +87,8 @@ struct Request {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Turn,
+    /// With the JSON object that is its answer.
+    Turn(&'static str),
     Models,
     Metrics,
     /// `/render` and `/tokenize`, which some routers ask for before they place a turn.
@@ -141,11 +145,11 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     while let Some(request) = read_request(&stream).await? {
         match request.kind {
-            Kind::Turn => {
+            Kind::Turn(json) => {
                 shared.turns.fetch_add(1, Ordering::Relaxed);
                 let answer = *shared.answer.lock();
                 match answer {
-                    Answer::Json => stream.write_all(json_response(JSON).as_bytes()).await?,
+                    Answer::Json => stream.write_all(json_response(json).as_bytes()).await?,
                     Answer::Events { count } => write_events(&mut stream, shared.epoch, count).await?,
                     Answer::Held => write_held(&mut stream, &shared).await?,
                     Answer::HangUp => break,
@@ -223,7 +227,8 @@ impl Kind {
         let method = words.next().unwrap_or_default();
         match (method, words.next().unwrap_or_default()) {
             ("POST", path) if path.ends_with("/render") || path.ends_with("/tokenize") => Kind::Tokens,
-            ("POST", _) => Kind::Turn,
+            ("POST", path) if path.ends_with("/messages") => Kind::Turn(MESSAGE),
+            ("POST", _) => Kind::Turn(CHAT),
             (_, "/v1/models") => Kind::Models,
             (_, "/metrics") => Kind::Metrics,
             _ => Kind::Probe,

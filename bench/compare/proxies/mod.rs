@@ -116,11 +116,6 @@ impl Proxy {
         self.is_kvpin()
     }
 
-    /// Whether it passes on what Claude Code sends. The routers for LLMs get the same amount as a chat.
-    pub fn knows_messages(self) -> bool {
-        !self.is_llm_router()
-    }
-
     /// Whether it can be asked to serve TLS here.
     pub fn serves_tls(self) -> bool {
         match self {
@@ -138,10 +133,6 @@ impl Proxy {
 
     fn is_kvpin(self) -> bool {
         matches!(self, Proxy::Kvpin | Proxy::KvpinOther)
-    }
-
-    fn is_llm_router(self) -> bool {
-        matches!(self, Proxy::VllmRouter | Proxy::VllmRouterCacheAware | Proxy::Smg | Proxy::SmgCacheAware)
     }
 }
 
