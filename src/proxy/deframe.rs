@@ -33,6 +33,8 @@ enum At {
     },
     UntilClose,
     Ended,
+    /// At something that can't be there.
+    Broken(&'static str),
 }
 
 /// Where in the line before a chunk.
@@ -88,31 +90,45 @@ impl Deframer {
         self.at == At::Ended
     }
 
-    /// Takes a piece in.
-    ///
-    /// # Errors
-    /// If it can't be what it has to be.
-    pub fn deframe(&mut self, piece: &[u8]) -> Result<Deframed> {
+    /// Takes a piece in. What is before something that can't be there is still given.
+    pub fn deframe(&mut self, piece: &[u8]) -> Deframed {
         let mut parts = Parts::One(&[]);
         let mut used = 0;
-        while used < piece.len() && !self.has_ended() {
+        while used < piece.len() {
             let rest = &piece[used..];
             let (left, then) = match self.at {
                 At::Length(left) => (left, At::Ended),
                 At::Chunk(left) => (left, At::ChunkEnd),
                 At::UntilClose => (u64::MAX, At::UntilClose),
-                At::Size { .. } | At::ChunkEnd | At::ChunkLf | At::Trailers { .. } | At::Ended => {
-                    self.at = self.frame_byte(rest[0])?;
+                At::Size { .. } | At::ChunkEnd | At::ChunkLf | At::Trailers { .. } => {
+                    self.at = self.frame_byte(rest[0]).unwrap_or_else(At::Broken);
                     used += 1;
                     continue;
                 }
+                At::Ended | At::Broken(_) => break,
             };
             let taken = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             parts.push(&rest[..taken]);
             used += taken;
             self.at = self.at.after(taken as u64, then);
         }
-        Ok(Deframed { data: parts.into_bytes(), used })
+        Deframed { data: parts.into_bytes(), used }
+    }
+
+    /// # Errors
+    /// If something has come that can't be there.
+    pub fn check(&self) -> Result<()> {
+        match self.at {
+            At::Broken(what) => Error::e_explain(ErrorType::InvalidHTTPHeader, what),
+            At::Length(_)
+            | At::Size { .. }
+            | At::Chunk(_)
+            | At::ChunkEnd
+            | At::ChunkLf
+            | At::Trailers { .. }
+            | At::UntilClose
+            | At::Ended => Ok(()),
+        }
     }
 
     /// The connection has ended.
@@ -125,23 +141,27 @@ impl Deframer {
                 self.at = At::Ended;
                 Ok(())
             }
-            At::Length(_) | At::Size { .. } | At::Chunk(_) | At::ChunkEnd | At::ChunkLf | At::Trailers { .. } => {
-                Error::e_explain(ErrorType::ConnectionClosed, "in the middle of a body")
-            }
+            At::Length(_)
+            | At::Size { .. }
+            | At::Chunk(_)
+            | At::ChunkEnd
+            | At::ChunkLf
+            | At::Trailers { .. }
+            | At::Broken(_) => Error::e_explain(ErrorType::ConnectionClosed, "in the middle of a body"),
         }
     }
 
     /// A byte of the frame in chunks.
-    fn frame_byte(&mut self, byte: u8) -> Result<At> {
+    fn frame_byte(&mut self, byte: u8) -> std::result::Result<At, &'static str> {
         Ok(match (self.at, byte) {
             (At::Size { size, digits, part: Line::Digits }, _) if byte.is_ascii_hexdigit() => {
                 if digits == DIGITS_MAX {
-                    return broken("a chunk larger than any number");
+                    return Err("a chunk larger than any number");
                 }
                 let digit = (byte as char).to_digit(16).unwrap_or_default();
                 At::Size { size: size * 16 + u64::from(digit), digits: digits + 1, part: Line::Digits }
             }
-            (At::Size { digits: 0, .. }, _) => return broken("a chunk without a size"),
+            (At::Size { digits: 0, .. }, _) => return Err("a chunk without a size"),
             (At::Size { size, digits, part: Line::Digits | Line::Aside }, b'\r') => {
                 At::Size { size, digits, part: Line::Lf }
             }
@@ -163,14 +183,14 @@ impl Deframer {
                 self.pass_over()?;
                 At::Trailers { line: line + 1, had_cr: false }
             }
-            (at, _) => return broken(at.expected()),
+            (at, _) => return Err(at.expected()),
         })
     }
 
     /// A byte that means nothing. Where it stands does not change.
-    fn pass_over(&mut self) -> Result<At> {
+    fn pass_over(&mut self) -> std::result::Result<At, &'static str> {
         self.aside += 1;
-        if self.aside > ASIDE_MAX { broken("more beside the chunks than anybody needs") } else { Ok(self.at) }
+        if self.aside > ASIDE_MAX { Err("more beside the chunks than anybody needs") } else { Ok(self.at) }
     }
 }
 
@@ -192,13 +212,9 @@ impl At {
             At::Size { .. } => "a chunk's size that is none",
             At::ChunkEnd | At::ChunkLf => "a chunk that is longer than its size",
             At::Trailers { .. } => "lines behind the chunks that are none",
-            At::Length(_) | At::Chunk(_) | At::UntilClose | At::Ended => "a body that is none",
+            At::Length(_) | At::Chunk(_) | At::UntilClose | At::Ended | At::Broken(_) => "a body that is none",
         }
     }
-}
-
-fn broken<T>(what: &'static str) -> Result<T> {
-    Error::e_explain(ErrorType::InvalidHTTPHeader, what)
 }
 
 impl<'a> Parts<'a> {
@@ -235,7 +251,8 @@ mod tests {
         let mut deframer = Deframer::of_chunks();
         let (mut body, mut used) = (Vec::new(), 0);
         for piece in frame.chunks(piece) {
-            let deframed = deframer.deframe(piece)?;
+            let deframed = deframer.deframe(piece);
+            deframer.check()?;
             body.extend_from_slice(&deframed.data);
             used += deframed.used;
         }
@@ -287,17 +304,26 @@ mod tests {
     #[test]
     fn only_a_body_without_a_length_may_end_with_its_connection() {
         let mut open = Deframer::until_close();
-        assert_eq!(open.deframe(b"abc").unwrap(), Deframed { data: "abc".into(), used: 3 });
+        assert_eq!(open.deframe(b"abc"), Deframed { data: "abc".into(), used: 3 });
         assert!(!open.has_ended() && open.close().is_ok() && open.has_ended());
         let mut short = Deframer::of_length(4);
-        short.deframe(b"abc").unwrap();
+        short.deframe(b"abc");
         assert!(short.close().is_err());
-        assert_eq!(short.deframe(b"def").unwrap(), Deframed { data: "d".into(), used: 1 });
+        assert_eq!(short.deframe(b"def"), Deframed { data: "d".into(), used: 1 });
         assert!(short.has_ended() && short.close().is_ok() && Deframer::of_length(0).has_ended());
         let mut chunks = Deframer::of_chunks();
         for frame in ["1", "\r", "\n", "a", "\r", "\n", "0", "\r\n"] {
-            chunks.deframe(frame.as_bytes()).unwrap();
+            chunks.deframe(frame.as_bytes());
             assert!(chunks.close().is_err(), "{frame}");
         }
+    }
+
+    #[test]
+    fn what_is_before_something_wrong_is_given() {
+        let mut deframer = Deframer::of_chunks();
+        let frame = b"2\r\nab\r\n1\r\nc\r\nzz\r\n";
+        assert_eq!(deframer.deframe(frame).data, "abc");
+        assert!(deframer.check().is_err() && !deframer.has_ended());
+        assert_eq!(deframer.deframe(b"1\r\na\r\n").data, "");
     }
 }

@@ -74,12 +74,13 @@ impl Response {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part>> {
         loop {
+            self.body.as_ref().map_or(Ok(()), Deframer::check)?;
             match &self.body {
                 Some(body) if body.has_ended() => return Poll::Ready(Ok(Part::End)),
                 // What came together with the head.
                 Some(_) if !self.head.is_empty() => {
                     let rest = take(&mut self.head);
-                    if let Some(data) = self.deframe(&rest)? {
+                    if let Some(data) = self.deframe(&rest) {
                         return Poll::Ready(Ok(Part::Data(data)));
                     }
                     continue;
@@ -99,7 +100,7 @@ impl Response {
                 self.closed()?;
             } else if self.body.is_none() {
                 self.head.extend_from_slice(read);
-            } else if let Some(data) = self.deframe(read)? {
+            } else if let Some(data) = self.deframe(read) {
                 return Poll::Ready(Ok(Part::Data(data)));
             }
         }
@@ -138,11 +139,10 @@ impl Response {
     }
 
     /// What of the body is in something that was read.
-    fn deframe(&mut self, read: &[u8]) -> Result<Option<Bytes>> {
-        let Some(body) = &mut self.body else { return Ok(None) };
-        let Deframed { data, used } = body.deframe(read)?;
+    fn deframe(&mut self, read: &[u8]) -> Option<Bytes> {
+        let Deframed { data, used } = self.body.as_mut()?.deframe(read);
         self.had_more |= used < read.len();
-        Ok(Some(data).filter(|data| !data.is_empty()))
+        Some(data).filter(|data| !data.is_empty())
     }
 
     /// Nothing more will come.
