@@ -27,7 +27,8 @@ const TURN: &str = r#"{"role":"assistant","content":[{"type":"text","text":"The 
 /// The same as the Chat Completions API has it.
 const CHAT: &str = r#"{"role":"assistant","content":"The function prints a greeting and the number of arguments. I will look at the tests before I change it: cargo test --quiet 2>&1 | tail -20"},{"role":"user","content":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}"#;
 
-const TOOL: &str = r#"{"name":"Read","description":"Reads a file from the local filesystem. The path must be absolute.\n\nUsage:\n- By default, it reads up to 2000 lines from the beginning of the file","input_schema":{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"file_path":{"type":"string","description":"The absolute path to the file to read"},"offset":{"type":"integer","minimum":0},"limit":{"type":"integer","exclusiveMinimum":0}},"required":["file_path"],"additionalProperties":false}}"#;
+/// A tool but for its name, which each has for itself.
+const TOOL: &str = r#""description":"Reads a file from the local filesystem. The path must be absolute.\n\nUsage:\n- By default, it reads up to 2000 lines from the beginning of the file","input_schema":{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"file_path":{"type":"string","description":"The absolute path to the file to read"},"offset":{"type":"integer","minimum":0},"limit":{"type":"integer","exclusiveMinimum":0}},"required":["file_path"],"additionalProperties":false}}"#;
 
 /// Of a large body, what is not messages.
 const TOOLS_BYTES: usize = 30_000;
@@ -57,11 +58,9 @@ impl Turn {
 
     /// In the shape of Claude Code's.
     fn messages(self, session: &str) -> String {
-        let tools = if self.body_bytes > 2 * TOOLS_BYTES {
-            vec![TOOL; TOOLS_BYTES / TOOL.len()].join(",")
-        } else {
-            String::new()
-        };
+        let tools = if self.body_bytes > 2 * TOOLS_BYTES { TOOLS_BYTES / TOOL.len() } else { 0 };
+        let tools: Vec<String> = (0..tools).map(|number| format!(r#"{{"name":"Read{number}",{TOOL}"#)).collect();
+        let tools = tools.join(",");
         let end = format!(
             r#"],"system":[{{"type":"text","text":"You are an interactive agent that helps."}}],"tools":[{tools}],"max_tokens":32000,"stream":{},"metadata":{{"user_id":"{{\"device_id\":\"{}\",\"account_uuid\":\"\",\"session_id\":\"{session}\"}}"}}}}"#,
             self.is_streamed,

@@ -25,7 +25,13 @@ impl Child {
     pub fn start(mut command: Command, files: TempDir, cores: &Cores) -> anyhow::Result<Child> {
         use std::os::unix::process::CommandExt as _;
         let log = File::create(log_in(files.path()))?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir(files.path()).process_group(0);
+        command
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .current_dir(files.path())
+            .process_group(0);
         let process = cores.spawn(&mut command).with_context(|| format!("can't start {:?}", command.get_program()))?;
         Ok(Child { process, files })
     }

@@ -3,7 +3,6 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -72,12 +71,14 @@ impl Front {
         Ok(Used { at: Instant::now(), cpu })
     }
 
-    /// Microseconds of CPU for each of so many things done since then, and how many cores that took; NaN without a proxy.
+    /// Microseconds of CPU for each of so many things done since then, NaN without a proxy or a thing, and how many cores that
+    /// took.
     pub fn spent_us(&self, since: &Used, things: u64) -> anyhow::Result<(f64, f64)> {
         let now = self.used()?;
         let (Some(before), Some(after)) = (since.cpu, now.cpu) else { return Ok((f64::NAN, f64::NAN)) };
         let spent = after.saturating_sub(before).as_secs_f64();
-        Ok((spent * 1e6 / things as f64, spent / now.at.duration_since(since.at).as_secs_f64()))
+        let each = if things > 0 { spent * 1e6 / things as f64 } else { f64::NAN };
+        Ok((each, spent / now.at.duration_since(since.at).as_secs_f64()))
     }
 
     /// Resident memory in KB (1,000 bytes); NaN without a proxy.
@@ -145,8 +146,7 @@ async fn first_turns_over(proxy: Proxy, stream: impl AsyncRead + AsyncWrite + Un
     let mut connection = Connection::over(stream);
     for number in 0..TURNS_AT_START {
         connection.send(&Turn::SMALL.of(proxy, &session(number))).await?;
-        let status = connection.reply().await.context("no answer")?.status;
-        ensure!(status == 200, "answered {status}");
+        connection.good_reply().await?;
     }
     Ok(())
 }

@@ -48,6 +48,8 @@ pub struct Read {
 pub struct Reply {
     pub first_byte: Instant,
     pub status: u16,
+    /// Of the head and the body.
+    bytes: usize,
 }
 
 impl Connection {
@@ -90,7 +92,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         while !body.is_whole(&self.buffer[head_bytes..filled]) {
             filled += self.read(filled).await?;
         }
-        Ok(Reply { first_byte, status })
+        Ok(Reply { first_byte, status, bytes: filled })
+    }
+
+    /// The same where anything but a 200 is an error.
+    pub async fn good_reply(&mut self) -> anyhow::Result<Reply> {
+        let reply = self.reply().await?;
+        ensure!(reply.status == 200, "answered with {}", String::from_utf8_lossy(&self.buffer[..reply.bytes]));
+        Ok(reply)
     }
 
     /// Reads a chunked stream of events to its end.

@@ -24,7 +24,8 @@ pub fn command(program: &Path, setting: &Setting<'_>) -> io::Result<Command> {
     Ok(command)
 }
 
-/// No access log, as with the others. All clients have one address here, which is given more connections for it.
+/// No access log, as with the others. All clients have one address here, which is given more connections for it. The stubs don't
+/// tell how many requests they take at a time, so what vLLM takes by default is said here.
 fn configuration(setting: &Setting<'_>) -> String {
     let listen = match setting.certificate {
         None => "127.0.0.1:0".to_owned(),
@@ -36,6 +37,6 @@ fn configuration(setting: &Setting<'_>) -> String {
     };
     let replicas = each(setting.upstreams, |_, address| format!("\n      - http://{address}"));
     format!(
-        "listen: {listen}\nadmin: off\naccess_log: {{to: off}}\nlimits: {{connections_per_address_max: 16384}}\nmodels:\n  {MODEL}:\n    replicas:{replicas}\n"
+        "listen: {listen}\nadmin: off\naccess_log: {{to: off}}\nlimits: {{connections_per_address_max: 16384}}\nmodels:\n  {MODEL}:\n    max_num_seqs: 256\n    replicas:{replicas}\n"
     )
 }

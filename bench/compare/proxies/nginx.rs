@@ -24,9 +24,9 @@ pub fn command(program: &Path, setting: &Setting<'_>, bodies: Bodies) -> io::Res
 
 fn configuration(setting: &Setting<'_>, bodies: Bodies) -> String {
     let folder = setting.files.display();
-    let buffering = match bodies {
-        Bodies::Whole => "on",
-        Bodies::AsTheyCome => "off",
+    let bodies = match bodies {
+        Bodies::Whole => "proxy_request_buffering on; client_body_buffer_size 2m;",
+        Bodies::AsTheyCome => "proxy_request_buffering off;",
     };
     let listen = setting.listen;
     let listen = match setting.certificate {
@@ -46,7 +46,7 @@ http {{
     access_log off;
     client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-    keepalive_requests 10000000; client_max_body_size 64m; client_body_buffer_size 2m;
+    keepalive_requests 10000000; client_max_body_size 64m;
     upstream replicas {{
         hash $http_x_session_id consistent;
         {servers}
@@ -56,7 +56,7 @@ http {{
         {listen}
         location / {{
             proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection '';
-            proxy_buffering off; proxy_request_buffering {buffering};
+            proxy_buffering off; {bodies}
             proxy_read_timeout 3600s; proxy_send_timeout 3600s; proxy_connect_timeout 2s;
         }}
     }}

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -88,7 +87,5 @@ async fn send_at(
 
 async fn ask(connection: &mut Connection, request: &[u8]) -> anyhow::Result<std::time::Instant> {
     connection.send(request).await?;
-    let reply = connection.reply().await?;
-    ensure!(reply.status == 200, "answered {}", reply.status);
-    Ok(reply.first_byte)
+    Ok(connection.good_reply().await?.first_byte)
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::ensure;
 use tokio::task::JoinSet;
 
 use super::{Column, Shows, Stage};
@@ -64,8 +63,7 @@ async fn send_on_and_on(
 ) -> anyhow::Result<()> {
     while !is_over.load(Ordering::Relaxed) {
         connection.send(&request).await?;
-        let status = connection.reply().await?.status;
-        ensure!(status == 200, "answered {status}");
+        connection.good_reply().await?;
         answered.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())

@@ -39,8 +39,7 @@ pub async fn measure(stage: &Stage<'_>, load: Load) -> anyhow::Result<Vec<f64>> 
     for number in 0..load.streams {
         let mut connection = Connection::open(stage.front.address(number)).await?;
         connection.send(&Turn::SMALL.of(stage.front.proxy, &session(number))).await?;
-        let status = connection.reply().await?.status;
-        ensure!(status == 200, "answered {status}");
+        connection.good_reply().await?;
         let request = Turn { is_streamed: true, ..Turn::SMALL }.of(stage.front.proxy, &session(number));
         connections.push((connection, request));
     }

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::ensure;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -67,8 +66,7 @@ async fn connect(address: SocketAddr, connector: TlsConnector, request: Vec<u8>)
     stream.set_nodelay(true)?;
     let mut connection = Connection::over(connector.connect(Certificate::host()?, stream).await?);
     connection.send(&request).await?;
-    let reply = connection.reply().await?;
-    ensure!(reply.status == 200, "answered {}", reply.status);
+    let reply = connection.good_reply().await?;
     connection.close().await?;
     Ok(reply.first_byte.duration_since(begin))
 }
