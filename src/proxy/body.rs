@@ -21,9 +21,10 @@ use super::downstream;
 use super::late::LateSearch;
 use super::memory::Share;
 use super::patience::Patience;
+use super::pieces::Pieces;
 use super::refusal::Refusal;
 use super::search::BodySearch;
-use super::splice::{Splice, joined};
+use super::splice::Splice;
 
 /// How long a request may take in all until its model and session are known; 32 MiB at 0.5 Mbit/s come in time.
 pub const ANSWER_MAX: Duration = Duration::from_secs(600);
@@ -46,7 +47,7 @@ pub struct RequestBody {
     read: usize,
     /// The first of the bytes that are kept, and those that came later.
     own: Bytes,
-    later: BytesMut,
+    later: Pieces,
     /// Whether nothing is kept any more.
     released: bool,
     /// The limit of a body without an announced length, as it was when the request came.
@@ -204,7 +205,7 @@ impl<'a> Reader<'a> {
         RequestBody {
             read: self.read,
             own: self.own.freeze(),
-            later: BytesMut::new(),
+            later: Pieces::default(),
             released: false,
             bytes_max: self.length.is_none().then_some(self.limits.body_bytes_max),
             kept_max: self.limits.replay_bytes_max,
@@ -267,10 +268,7 @@ impl<'a> Reader<'a> {
 impl RequestBody {
     /// An attempt to send the request begins. Returns what goes out first: all that is kept.
     pub fn begin_attempt(&mut self) -> Bytes {
-        if !self.later.is_empty() {
-            self.own = joined(&[&self.own, &self.later]);
-            self.later = BytesMut::new();
-        }
+        self.own = self.later.take_behind(&self.own);
         if let Some(splice) = &mut self.splice {
             splice.begin();
         }
@@ -285,7 +283,7 @@ impl RequestBody {
         if !self.released {
             let fits = self.own.len() + self.later.len() + piece.len() <= self.kept_max;
             if fits && self.share.take(piece.len(), self.memory_max) {
-                self.later.extend_from_slice(&piece);
+                self.later.push(&piece);
             } else {
                 self.release();
             }
@@ -301,7 +299,7 @@ impl RequestBody {
     /// Keeps a piece that has come while nobody takes any. False if the memory of all requests is used up.
     #[must_use]
     pub fn keep(&mut self, piece: &Bytes) -> bool {
-        self.later.extend_from_slice(piece);
+        self.later.push(piece);
         self.share.take(piece.len(), self.memory_max)
     }
 
@@ -355,7 +353,7 @@ impl RequestBody {
     pub fn release(&mut self) {
         self.released = true;
         self.own = Bytes::new();
-        self.later = BytesMut::new();
+        self.later = Pieces::default();
         self.share.release();
     }
 
@@ -414,7 +412,7 @@ mod tests {
         RequestBody {
             read,
             own: Bytes::from_static(&BODY[..read]),
-            later: BytesMut::new(),
+            later: Pieces::default(),
             released: false,
             bytes_max: None,
             kept_max,

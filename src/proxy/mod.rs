@@ -47,6 +47,7 @@ mod memory;
 mod meter;
 mod path;
 mod patience;
+mod pieces;
 mod pings;
 mod refusal;
 mod refusal_text;
