@@ -22,6 +22,7 @@ mod export;
 mod health;
 mod histories;
 mod ledger;
+mod lists;
 mod load;
 mod membership;
 mod memory;
