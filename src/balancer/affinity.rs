@@ -40,6 +40,13 @@ pub struct Held {
     pub active_tokens: u64,
 }
 
+/// How many conversations are active at one moment.
+pub struct Active<'a> {
+    held: &'a [Held],
+    /// Where those are pinned that are no longer; `None` behind the last of them.
+    overdue: [Option<ReplicaId>; SWEEP_MAX],
+}
+
 /// Bounds of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -104,13 +111,13 @@ impl Affinity {
         self.held.get(replica.index()).copied().unwrap_or_default()
     }
 
-    /// How many conversations on `replica` are active, without those that the next sweep puts to rest. Costs a step for
-    /// each of these; a table that is swept with every turn has few.
-    pub fn active(&self, replica: ReplicaId, now: Duration) -> u32 {
-        let overdue =
-            self.overdue(now).filter(|pin| pin.in_flight == 0 && pin.replica == replica && self.has_claim(pin));
-        let overdue = overdue.count();
-        self.held(replica).active.saturating_sub(overdue as u32)
+    /// How many conversations are active where, without those that the next sweep puts to rest. Costs a step for each of
+    /// these; a table that is swept with every turn has few.
+    pub fn active(&self, now: Duration) -> Active<'_> {
+        let mut active = Active { held: &self.held, overdue: [None; SWEEP_MAX] };
+        let overdue = self.overdue(now).filter(|pin| pin.in_flight == 0 && self.has_claim(pin));
+        active.overdue.iter_mut().zip(overdue).for_each(|(place, pin)| *place = Some(pin.replica));
+        active
     }
 
     /// The cache of a replica is gone: no pin has a claim on it any more.
@@ -358,6 +365,14 @@ impl Affinity {
             }
         }
         assert_eq!(counted.held, self.held, "the counts do not agree with the pins");
+    }
+}
+
+impl Active<'_> {
+    pub fn on(&self, replica: ReplicaId) -> u32 {
+        let overdue = self.overdue.iter().map_while(|place| *place).filter(|id| *id == replica).count();
+        let active = self.held.get(replica.index()).map_or(0, |held| held.active);
+        active.saturating_sub(overdue as u32)
     }
 }
 

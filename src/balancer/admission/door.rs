@@ -1,5 +1,6 @@
 //! The door of a model: its rooms, its line, and what it has learnt.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use crate::conversation::ConversationKey;
@@ -16,6 +17,21 @@ use super::rooms::Rooms;
 /// Silent residents that are looked at for one who waits, so that no decision waits for a long search.
 const LOOKED_AT_MAX: usize = 64;
 
+/// One look at the line, at one moment.
+pub struct Look {
+    pub policy: Admission,
+    pub now: Duration,
+    /// What was worked out for the capacity of a cache. Replicas mostly have the same one.
+    stays: Cell<Option<(u64, Stays)>>,
+}
+
+/// How long residents may be silent who fit into the cache.
+#[derive(Clone, Copy)]
+struct Stays {
+    asking: Duration,
+    ending: Duration,
+}
+
 /// What the door has done. Counted since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoorCounters {
@@ -25,8 +41,6 @@ pub struct DoorCounters {
     pub forced: u64,
     /// Those whose client left while they waited.
     pub left: u64,
-    /// Those that were refused, because too many waited.
-    pub refused: u64,
     /// Residents that had to make room.
     pub parked: u64,
 }
@@ -42,6 +56,12 @@ pub struct Door {
     pub holds: Distribution,
     /// Places whose turns may enter, until the shell takes them.
     pub let_in: Vec<Place>,
+}
+
+impl Look {
+    pub fn new(policy: Admission, now: Duration) -> Self {
+        Look { policy, now, stays: Cell::new(None) }
+    }
 }
 
 impl Door {
@@ -73,15 +93,8 @@ impl Door {
 
     /// The silent residents that would have to go for another one to fit who needs so many tokens; `None` if that is not
     /// enough. Those go first who are silent for longest, and only whose stay is over.
-    pub fn room_for(
-        &self,
-        replica: ReplicaId,
-        need: u64,
-        capacity: u64,
-        policy: &Admission,
-        now: Duration,
-    ) -> Option<Vec<ConversationKey>> {
-        let limit = self.limit(replica, capacity, policy);
+    pub fn room_for(&self, replica: ReplicaId, need: u64, capacity: u64, look: &Look) -> Option<Vec<ConversationKey>> {
+        let limit = self.limit(replica, capacity, &look.policy);
         let mut over = self.rooms.with_another(replica, need).saturating_sub(limit);
         let mut going = Vec::new();
         if over == 0 {
@@ -90,7 +103,13 @@ impl Door {
         let room = self.rooms.room(replica)?;
         let mut staying = room.residents;
         for (conversation, resident) in self.rooms.silent(replica).take(LOOKED_AT_MAX) {
-            if now.saturating_sub(resident.silent_since) >= self.stay(resident, capacity, policy) {
+            let stays = self.stays(capacity, look);
+            let silent = look.now.saturating_sub(resident.silent_since);
+            if silent < stays.asking.min(stays.ending) {
+                // Those behind it are silent for less.
+                break;
+            }
+            if silent >= self.stay(resident, capacity, look, &stays) {
                 going.push(conversation);
                 staying -= 1;
                 over = over.saturating_sub(self.rooms.beside_others(resident.weight()));
@@ -104,14 +123,31 @@ impl Door {
     }
 
     /// How long a resident may be silent.
-    pub fn stay(&self, resident: &Resident, capacity: u64, policy: &Admission) -> Duration {
-        match policy.tuning.stay {
-            Stay::Fixed(stay) => stay,
-            Stay::Learnt => {
-                let share = resident.weight() as f64 / capacity.max(1) as f64;
-                self.gaps.stay(resident.asks, self.learnt.reread(resident.tokens), share.min(1.0))
+    fn stay(&self, resident: &Resident, capacity: u64, look: &Look, stays: &Stays) -> Duration {
+        match look.policy.tuning.stay {
+            // It has no larger share than all of the cache, but takes longer to be read again.
+            Stay::Learnt if resident.weight() > capacity => {
+                self.gaps.stay(resident.asks, self.learnt.reread(resident.tokens), 1.0)
             }
+            Stay::Learnt if resident.asks => stays.asking,
+            Stay::Learnt => stays.ending,
+            Stay::Fixed(stay) => stay,
         }
+    }
+
+    /// What a resident costs by its silence and what it saves both grow with its length, so that the best stay is the same for
+    /// all who fit into the cache. It is worked out for one that fills it.
+    fn stays(&self, capacity: u64, look: &Look) -> Stays {
+        if let Some((_, stays)) = look.stays.get().filter(|(known, _)| *known == capacity) {
+            return stays;
+        }
+        let stay = |asks| match look.policy.tuning.stay {
+            Stay::Learnt => self.gaps.stay(asks, self.learnt.reread(capacity), 1.0),
+            Stay::Fixed(stay) => stay,
+        };
+        let stays = Stays { asking: stay(true), ending: stay(false) };
+        look.stays.set(Some((capacity, stays)));
+        stays
     }
 
     /// Books how long the turns were held that wait at a place and get in. False where that is no time: they were not held.

@@ -1,5 +1,6 @@
 //! The conversations that are resident on one replica, and the room that they take.
 
+use std::collections::BTreeMap;
 use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
@@ -38,7 +39,11 @@ pub struct Resident {
 pub struct Room {
     /// Residents without a turn in flight, the one that is silent for longest first.
     pub silent: LinkedHashMap<ConversationKey, (), BuildHasherDefault<KeyHasher>>,
+    /// All residents by their entries, so the one first that was let in first.
+    pub entered: BTreeMap<u64, ConversationKey>,
     pub residents: u32,
+    /// Those who have to go.
+    pub leaving: u32,
     /// What all residents take, each by itself.
     pub sum: u64,
     /// Residents as long as what conversations have in common. A shorter one is none of those that begin with it.
@@ -81,6 +86,8 @@ impl Room {
     pub fn new() -> Self {
         Room {
             silent: LinkedHashMap::default(),
+            entered: BTreeMap::new(),
+            leaving: 0,
             residents: 0,
             sum: 0,
             sharers: 0,

@@ -111,6 +111,7 @@ impl Rooms {
         let shares = resident.weight() >= self.shared;
         let room = self.room_mut(replica);
         room.residents += 1;
+        room.entered.insert(resident.entry, conversation);
         room.sharers += u32::from(shares);
         room.sum += resident.weight();
         room.silent.insert(conversation, ());
@@ -123,6 +124,8 @@ impl Rooms {
         let shared = resident.weight() >= self.shared;
         let room = self.room_mut(resident.replica);
         room.residents -= 1;
+        room.entered.remove(&resident.entry);
+        room.leaving -= u32::from(resident.is_leaving);
         room.sharers -= u32::from(shared);
         room.sum -= resident.weight();
         room.silent.remove(&conversation);
@@ -213,7 +216,10 @@ impl Rooms {
     /// A resident has to go when its turns have ended.
     pub fn give_notice(&mut self, conversation: ConversationKey) {
         match self.residents.get_mut(&conversation) {
-            Some(resident) if resident.in_flight > 0 => resident.is_leaving = true,
+            Some(resident) if resident.in_flight > 0 => {
+                let was_leaving = std::mem::replace(&mut resident.is_leaving, true);
+                self.rooms[resident.replica.index()].leaving += u32::from(!was_leaving);
+            }
             Some(_) => drop(self.dismiss(conversation)),
             None => {}
         }
@@ -221,7 +227,7 @@ impl Rooms {
 
     /// Whether a resident of a replica has to go.
     pub fn has_notice(&self, replica: ReplicaId) -> bool {
-        self.residents.values().any(|resident| resident.replica == replica && resident.is_leaving)
+        self.room(replica).is_some_and(|room| room.leaving > 0)
     }
 
     /// The cache of a replica is gone: who is silent there has nothing left to keep.
@@ -240,13 +246,10 @@ impl Rooms {
         keys.filter_map(|key| Some((key, self.residents.get(&key)?)))
     }
 
-    /// The resident of a replica that was let in first, of those that are to stay. Costs a step for each resident of the model.
+    /// The resident of a replica that was let in first, of those that are to stay.
     pub fn longest_in(&self, replica: ReplicaId) -> Option<(ConversationKey, &Resident)> {
-        self.residents
-            .iter()
-            .filter(|(_, resident)| resident.replica == replica && !resident.is_leaving)
-            .min_by_key(|(key, resident)| (resident.since, **key))
-            .map(|(key, resident)| (*key, resident))
+        let keys = self.room(replica)?.entered.values();
+        keys.filter_map(|key| Some((*key, self.residents.get(key)?))).find(|(_, resident)| !resident.is_leaving)
     }
 
     fn end_of_resident(&mut self, conversation: ConversationKey, tokens: u64, now: Duration) {
@@ -293,22 +296,26 @@ impl Rooms {
     /// Panics unless the sums agree with the residents.
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
-        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0, 0)).collect();
+        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0, 0, 0)).collect();
         for (key, resident) in &self.residents {
-            let (residents, sharers, sum, silent) = &mut found[resident.replica.index()];
+            let (residents, sharers, sum, silent, leaving) = &mut found[resident.replica.index()];
+            *leaving += u32::from(resident.is_leaving);
             *residents += 1;
             *sharers += u32::from(resident.weight() >= self.shared);
             *sum += resident.weight();
             *silent += usize::from(resident.in_flight == 0);
             let stands = self.rooms[resident.replica.index()].silent.contains_key(key);
             assert_eq!(stands, resident.in_flight == 0, "a resident is silent exactly when it has no turn in flight");
+            let entered = self.rooms[resident.replica.index()].entered.get(&resident.entry);
+            assert_eq!(entered, Some(key), "a resident has no entry");
         }
         for (room, found) in self.rooms.iter().zip(found) {
             assert_eq!(
-                (room.residents, room.sharers, room.sum, room.silent.len()),
+                (room.residents, room.sharers, room.sum, room.silent.len(), room.leaving),
                 found,
                 "a room does not agree with its residents"
             );
+            assert_eq!(room.entered.len(), room.residents as usize, "an entry has no resident");
         }
     }
 }
