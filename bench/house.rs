@@ -64,8 +64,6 @@ impl House {
 
     /// Somebody comes who does not fit, and leaves.
     pub fn come_and_leave(&mut self) {
-        // No time passes by it, in which residents would fall silent.
-        self.filled.now -= TURN_GAP;
         let place = self.come(key(u64::MAX / 4)).expect("the house is full");
         self.filled.balancer.leave_line(place, self.filled.now);
     }
@@ -76,18 +74,19 @@ impl House {
     }
 
     fn serve(&mut self, conversation: ConversationKey, cost: Cost) {
+        self.filled.now += TURN_GAP;
         match self.enter(conversation) {
             Ok(ticket) => self.answer(ticket, cost),
             Err(_) => panic!("a resident is held"),
         }
     }
 
+    /// No time passes by it, in which residents would be silent for longer than they ever are.
     fn come(&mut self, conversation: ConversationKey) -> Option<Place> {
         self.enter(conversation).err()
     }
 
     fn enter(&mut self, conversation: ConversationKey) -> Result<Ticket, Place> {
-        self.filled.now += TURN_GAP;
         let turn = Turn { body_bytes: COST.request_bytes, ..turn(Some(conversation)) };
         match self.filled.balancer.admit(&turn, self.filled.now).expect("a replica is up") {
             Entry::Seated(ticket) => Ok(ticket),

@@ -180,15 +180,22 @@ impl Balancer {
             let fits = || self.going_for(id, waiting, look).is_some();
             !shut[id.index()] && (is_overdue && waiting.home == Some(id) || fits())
         };
-        let home = waiting.home.filter(|home| self.is_open(*home));
-        let found = match home.filter(|home| !self.has_lost(waiting, *home)) {
+        let home = waiting.home.filter(|home| self.is_open(*home) && !self.has_lost(waiting, *home));
+        let found = match home {
             Some(home) => Some(home).filter(|home| takes(*home)),
+            None if !is_overdue && look.is_misfit(waiting.need) => None,
             None => {
-                let field = self.field_of_all(look.now);
-                let least_loaded =
-                    |suits: &dyn Fn(ReplicaId) -> bool| field.least_loaded_of(Weigh::Residents, &self.rotation, suits);
-                let any = || least_loaded(&|id| !shut[id.index()]).filter(|_| is_overdue);
-                least_loaded(&takes).or_else(any)
+                let least_loaded = |suits: &dyn Fn(ReplicaId) -> bool| {
+                    self.field_of_all(look.now).least_loaded_of(Weigh::Residents, &self.rotation, suits)
+                };
+                match least_loaded(&takes) {
+                    None if is_overdue => least_loaded(&|id| !shut[id.index()]),
+                    None => {
+                        look.note_misfit(waiting.need, self.door.rooms.shared());
+                        None
+                    }
+                    Some(roomy) => Some(roomy),
+                }
             }
         }?;
         for conversation in self.going_for(found, waiting, look).unwrap_or_default() {

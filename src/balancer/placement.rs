@@ -30,6 +30,11 @@ enum Standing {
     Suspect,
 }
 
+/// How good a choice a replica is, by its standing and then by its load: the less, the better. In one number, because each
+/// replica's is compared for every choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank(u64);
+
 /// Rotates among equals, so that replicas with the same load take turns.
 #[derive(Debug, Default)]
 pub struct Rotation(usize);
@@ -44,6 +49,22 @@ pub(super) struct Field<'a> {
     pub tried: &'a [ReplicaId],
 }
 
+const STANDING_SHIFT: u32 = 62;
+
+impl Rank {
+    /// That of no replica: worse than any.
+    const NONE: Rank = Rank(u64::MAX);
+
+    /// A load of requests that are counted in 32 bits leaves the highest bits free.
+    fn new(standing: Standing, load: u64) -> Self {
+        Rank((standing as u64) << STANDING_SHIFT | load)
+    }
+
+    fn is_good(self) -> bool {
+        self.0 >> STANDING_SHIFT == Standing::Good as u64
+    }
+}
+
 impl Rotation {
     /// Begins behind the replica that was chosen.
     pub fn turn_past(&mut self, chosen: ReplicaId) {
@@ -55,7 +76,7 @@ impl Field<'_> {
     /// The least loaded replica that may serve, or `None` when there is none. A replica that came back not long ago, or is
     /// suspect, is chosen only where there is no other. Costs one pass over the rows of the replicas.
     pub fn least_loaded(&self, weigh: Weigh, rotation: &Rotation) -> Option<ReplicaId> {
-        self.ranked(weigh, rotation).min().map(|(_, id)| id)
+        self.least_loaded_of(weigh, rotation, |_| true)
     }
 
     /// The least loaded replica of those that may serve and of which `suits` is true.
@@ -65,20 +86,18 @@ impl Field<'_> {
         rotation: &Rotation,
         suits: impl Fn(ReplicaId) -> bool,
     ) -> Option<ReplicaId> {
-        self.ranked(weigh, rotation).filter(|(_, id)| suits(*id)).min().map(|(_, id)| id)
-    }
-
-    /// The replicas that may serve, each with its rank: the less, the better.
-    fn ranked(&self, weigh: Weigh, rotation: &Rotation) -> impl Iterator<Item = ((Standing, u64, usize), ReplicaId)> {
         let (now_ns, active) = (nanos(self.now), self.active(weigh));
-        let count = self.replicas.len();
-        let start = rotation.0 % count.max(1);
-        self.open().map(move |(id, row)| {
-            let index = id.index();
-            let distance = if index < start { index + count - start } else { index - start };
+        let rows = self.replicas.rows();
+        let first = rotation.0 % rows.len().max(1);
+        let better = |best: (Rank, Option<ReplicaId>), index: usize| {
+            let row = &rows[index];
+            let Some(id) = ReplicaId::from_index(index).filter(|id| row.serves && suits(*id)) else { return best };
             let active = active.as_ref().map_or(0, |active| active.on(id));
-            ((self.standing(id, row, now_ns), self.weight(id, row, active, now_ns), distance), id)
-        })
+            let rank = self.rank(id, row, active, now_ns);
+            if rank < best.0 && !self.tried.contains(&id) { (rank, Some(id)) } else { best }
+        };
+        // In the order of the rotation: of equals the one is kept that was found first.
+        (first..rows.len()).chain(0..first).fold((Rank::NONE, None), better).1
     }
 
     /// Where a turn may go whose home is over its threshold: the least loaded replica in good standing that is under its own
@@ -90,10 +109,10 @@ impl Field<'_> {
             .filter(|(id, _)| *id != home)
             .filter(|(_, row)| row.in_flight < row.spill_threshold)
             .filter(|(_, row)| row.pressure(now_ns) * CLEARLY_LESS <= home_pressure)
-            .filter(|(id, row)| self.standing(*id, row, now_ns) == Standing::Good)
-            .filter(|(id, _)| takes_visitors(*id))
-            .min_by_key(|(id, row)| (self.weight(*id, row, 0, now_ns), *id))
-            .map(|(id, _)| id)
+            .map(|(id, row)| (self.rank(id, row, 0, now_ns), id))
+            .filter(|(rank, id)| rank.is_good() && takes_visitors(*id))
+            .min()
+            .map(|(_, id)| id)
     }
 
     /// Whether the turn may go to `id`.
@@ -119,34 +138,28 @@ impl Field<'_> {
         }
     }
 
-    /// A replica whose cache is cold computes every history that it is given from the start. So it has a share of its spill
-    /// threshold that grows, but always one turn.
-    fn standing(&self, id: ReplicaId, row: &Row, now_ns: u64) -> Standing {
-        if row.is_suspect {
-            return Standing::Suspect;
-        }
-        let percent = u64::from(self.ramp_percent(id, row, now_ns));
-        let threshold = u64::from(row.spill_threshold);
-        let is_full = percent < 100 && u64::from(row.in_flight) >= (threshold * percent).div_ceil(100);
-        if is_full { Standing::Ramping } else { Standing::Good }
-    }
-
-    /// Requests first, then KV use: ten tenths of it weigh as much as one request. What a replica has weighs the more, the
-    /// smaller the share is that it is to have so far; one request more is counted, so that this holds for an empty one too.
-    fn weight(&self, id: ReplicaId, row: &Row, active: u32, now_ns: u64) -> u64 {
+    /// Requests first, then KV use: ten tenths of it weigh as much as one request. One request more is counted, so that a share
+    /// of its work makes a difference for an empty replica too.
+    fn rank(&self, id: ReplicaId, row: &Row, active: u32, now_ns: u64) -> Rank {
         let requests = u64::from(row.pressure(now_ns)) + u64::from(active) + 1;
         let load = requests * 10 + u64::from(row.kv_use_tenths(now_ns));
-        match self.ramp_percent(id, row, now_ns) {
-            100 => load,
-            percent => load * 100 / u64::from(percent),
+        match (row.ramps(now_ns), row.is_suspect) {
+            (true, _) => self.rank_of_ramping(id, row, load),
+            (false, true) => Rank::new(Standing::Suspect, load),
+            (false, false) => Rank::new(Standing::Good, load),
         }
     }
 
-    /// The share of its work that a replica may be given.
-    fn ramp_percent(&self, id: ReplicaId, row: &Row, now_ns: u64) -> u32 {
-        match row.ramps(now_ns) {
-            true => self.replicas[id.index()].vitals.ramp_percent(&self.policy.health, self.now),
-            false => 100,
-        }
+    /// A replica whose cache is cold computes every history that it is given from the start. So it has a share of its spill
+    /// threshold that grows, but always one turn; and what it has weighs the more, the smaller the share is.
+    fn rank_of_ramping(&self, id: ReplicaId, row: &Row, load: u64) -> Rank {
+        let percent = u64::from(self.replicas[id.index()].vitals.ramp_percent(&self.policy.health, self.now));
+        let share = (u64::from(row.spill_threshold) * percent).div_ceil(100);
+        let standing = match row.is_suspect {
+            true => Standing::Suspect,
+            false if percent < 100 && u64::from(row.in_flight) >= share => Standing::Ramping,
+            false => Standing::Good,
+        };
+        Rank::new(standing, load * 100 / percent)
     }
 }

@@ -11,7 +11,7 @@ use super::gaps::Gaps;
 use super::learnt::Learnt;
 use super::line::{Line, Place, Waiting};
 use super::policy::{Admission, Stay};
-use super::residents::Resident;
+use super::residents::{Resident, Room};
 use super::rooms::Rooms;
 
 /// Silent residents that are looked at for one who waits, so that no decision waits for a long search.
@@ -23,6 +23,8 @@ pub struct Look {
     pub now: Duration,
     /// What was worked out for the capacity of a cache. Replicas mostly have the same one.
     stays: Cell<Option<(u64, Stays)>>,
+    /// The least need for which there was no room anywhere. While the line is looked at, rooms only become fuller.
+    misfit: Cell<u64>,
 }
 
 /// How long residents may be silent who fit into the cache.
@@ -58,9 +60,34 @@ pub struct Door {
     pub let_in: Vec<Place>,
 }
 
+impl Stays {
+    /// The shortest stay of the silent residents of a room. One that does not fit into the cache stays no shorter.
+    fn shortest_in(&self, room: &Room) -> Duration {
+        let ending = room.silent_ending as usize;
+        match (room.silent.len() - ending, ending) {
+            (_, 0) => self.asking,
+            (0, _) => self.ending,
+            (_, _) => self.asking.min(self.ending),
+        }
+    }
+}
+
 impl Look {
     pub fn new(policy: Admission, now: Duration) -> Self {
-        Look { policy, now, stays: Cell::new(None) }
+        Look { policy, now, stays: Cell::new(None), misfit: Cell::new(u64::MAX) }
+    }
+
+    /// Whether it is known that somebody who needs so many tokens finds no room anywhere.
+    pub fn is_misfit(&self, need: u64) -> bool {
+        need >= self.misfit.get()
+    }
+
+    /// Nobody had room for so many tokens. That says nothing of longer conversations where it is less than what conversations
+    /// have in common: those take what they have beyond that, and this one takes all.
+    pub fn note_misfit(&self, need: u64, shared: u64) {
+        if need >= shared {
+            self.misfit.set(need.min(self.misfit.get()));
+        }
     }
 }
 
@@ -96,20 +123,22 @@ impl Door {
     pub fn room_for(&self, replica: ReplicaId, need: u64, capacity: u64, look: &Look) -> Option<Vec<ConversationKey>> {
         let limit = self.limit(replica, capacity, &look.policy);
         let mut over = self.rooms.with_another(replica, need).saturating_sub(limit);
-        let mut going = Vec::new();
         if over == 0 {
-            return Some(going);
+            return Some(Vec::new());
         }
         let room = self.rooms.room(replica)?;
-        let mut staying = room.residents;
-        for (conversation, resident) in self.rooms.silent(replica).take(LOOKED_AT_MAX) {
-            let stays = self.stays(capacity, look);
-            let silent = look.now.saturating_sub(resident.silent_since);
-            if silent < stays.asking.min(stays.ending) {
-                // Those behind it are silent for less.
-                break;
-            }
-            if silent >= self.stay(resident, capacity, look, &stays) {
+        let stays = self.stays(capacity, look);
+        let shortest = stays.shortest_in(room);
+        let silent_for = |since: Duration| look.now.saturating_sub(since);
+        let longest = room.silent.front().map(|(_, since)| silent_for(*since));
+        if room.residents > 0 && longest.is_none_or(|longest| longest < shortest) {
+            return None;
+        }
+        let (mut going, mut staying) = (Vec::new(), room.residents);
+        let overdue = room.silent.iter().take_while(|(_, since)| silent_for(**since) >= shortest);
+        for (&conversation, since) in overdue.take(LOOKED_AT_MAX) {
+            let Some(resident) = self.rooms.resident(conversation) else { continue };
+            if silent_for(*since) >= self.stay(resident, capacity, look, &stays) {
                 going.push(conversation);
                 staying -= 1;
                 over = over.saturating_sub(self.rooms.beside_others(resident.weight()));

@@ -37,8 +37,10 @@ pub struct Resident {
 /// The room of one replica.
 #[derive(Debug)]
 pub struct Room {
-    /// Residents without a turn in flight, the one that is silent for longest first.
-    pub silent: LinkedHashMap<ConversationKey, (), BuildHasherDefault<KeyHasher>>,
+    /// Residents without a turn in flight and since when, the one that is silent for longest first.
+    pub silent: LinkedHashMap<ConversationKey, Duration, BuildHasherDefault<KeyHasher>>,
+    /// How many of those have an answer behind them that ended what the client asked for.
+    pub silent_ending: u32,
     /// All residents by their entries, so the one first that was let in first.
     pub entered: BTreeMap<u64, ConversationKey>,
     pub residents: u32,
@@ -80,12 +82,18 @@ impl Resident {
     pub fn weight(&self) -> u64 {
         self.tokens.max(self.claimed)
     }
+
+    /// Whether nobody is expected to go on soon.
+    pub fn has_ended(&self) -> bool {
+        self.in_flight == 0 && !self.asks
+    }
 }
 
 impl Room {
     pub fn new() -> Self {
         Room {
             silent: LinkedHashMap::default(),
+            silent_ending: 0,
             entered: BTreeMap::new(),
             leaving: 0,
             residents: 0,
