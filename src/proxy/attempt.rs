@@ -137,10 +137,25 @@ impl<'a> Attempt<'a> {
             StatusCode::INTERNAL_SERVER_ERROR | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => {
                 self.engine_error(&mut exchange, head).await
             }
-            _ => Ok(Opening::Good(Answer { head, begun: Bytes::new(), has_ended: false, is_stream: false })),
+            _ => self.with_what_came(&mut exchange, head).await,
         };
         let opening = opening.map_err(|error| Broken { error, had_head: true })?;
         Ok((opening, exchange))
+    }
+
+    /// An answer with what of its body came together with its head, so that both go on together.
+    async fn with_what_came(&mut self, exchange: &mut Exchange, head: Box<ResponseHeader>) -> Result<Opening> {
+        let came = tokio::select! {
+            biased;
+            event = exchange.next(self.session, self.context, &mut self.alarm) => Some(event?),
+            () = std::future::ready(()) => None,
+        };
+        let begun = match came {
+            Some(Event::Data(begun)) => begun,
+            Some(Event::End | Event::Silence) | None => Bytes::new(),
+            Some(Event::Head(_)) => return Err(second_head()),
+        };
+        Ok(Opening::Good(Answer { head, begun, has_ended: exchange.has_ended(), is_stream: false }))
     }
 
     /// The replica was found to be down. If that has cut off what was being written to the client, the client can't be given

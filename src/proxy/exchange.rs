@@ -6,8 +6,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use pingora::http::ResponseHeader;
 use pingora::protocols::Stream;
-use pingora::protocols::http::HttpTask;
-use pingora::protocols::http::v1::client::HttpSession;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
 
@@ -18,6 +16,7 @@ use super::downstream;
 use super::duplex::Duplex;
 use super::refusal::Refusal;
 use super::request_head;
+use super::response::{Part, Response};
 use super::response_head;
 use super::upload::{Piece, Upload};
 
@@ -28,11 +27,8 @@ const INTERIM_MAX: usize = 16;
 pub struct Exchange {
     connection: Duplex,
     upload: Upload,
-    response: HttpSession,
+    response: Response,
     interim: usize,
-    /// Whether the response has come to its proper end. Nothing is waited for behind it: a client that has all of its answer
-    /// may ask for the next thing at once, and that would look as if it had left in the middle.
-    has_ended: bool,
 }
 
 /// What comes next.
@@ -64,8 +60,8 @@ impl Exchange {
         let first = Piece { bytes, is_last: session.is_body_done() };
         let connection = Duplex::new(connection);
         let upload = Upload::new(connection.clone(), &head, first, write_timeout)?;
-        let response = HttpSession::new(Box::new(connection.clone()));
-        Ok(Exchange { connection, upload, response, interim: 0, has_ended: false })
+        let response = Response::new(connection.clone());
+        Ok(Exchange { connection, upload, response, interim: 0 })
     }
 
     /// Waits for what comes next of the response, while the request goes out. Dropped while it waits, it loses nothing.
@@ -75,13 +71,15 @@ impl Exchange {
     /// kvpin's own refusals.
     pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
         loop {
-            if self.has_ended {
+            // Behind the end nothing is waited for: a client that has all of its answer may ask for the next thing at once, and that
+            // would look as if it had left in the middle.
+            if self.response.has_ended() {
                 return Ok(Event::End);
             }
             let awaited = Awaited::of(session, &self.upload);
             tokio::select! {
-                task = self.response.read_response_task() => {
-                    if let Some(event) = self.response_event(task)? {
+                part = self.response.next() => {
+                    if let Some(event) = self.response_event(part)? {
                         return Ok(event);
                     }
                 }
@@ -96,50 +94,38 @@ impl Exchange {
 
     /// Whether the response has come to its end, so that what is at hand of it is the last.
     pub fn has_ended(&self) -> bool {
-        self.has_ended
+        self.response.has_ended()
     }
 
     /// The connection, if the next request may use it.
     pub fn into_reusable(self) -> Option<Stream> {
-        let Exchange { connection, upload, mut response, has_ended, .. } = self;
-        response.respect_keepalive();
-        let is_reusable = has_ended && upload.is_sent() && response.will_keepalive();
+        let Exchange { connection, upload, response, .. } = self;
+        let is_reusable = upload.is_sent() && response.leaves_open();
         drop((upload, response));
         connection.into_stream().filter(|_| is_reusable)
     }
 
-    fn response_event(&mut self, task: Result<HttpTask>) -> Result<Option<Event>> {
-        let task = task.map_err(|error| self.upload.refused().unwrap_or_else(|| error.into_up()))?;
-        Ok(match task {
-            HttpTask::Header(head, _) if head.status == http::StatusCode::SWITCHING_PROTOCOLS => {
-                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "an upgrade that nobody asked for").into_up());
-            }
-            // An interim response says nothing that a client would wait for: it has been told to go on with its body.
-            HttpTask::Header(head, _) if head.status.is_informational() && self.interim < INTERIM_MAX => {
-                self.interim += 1;
-                None
-            }
-            HttpTask::Header(head, _) if head.status.is_informational() => {
-                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "interim responses without end").into_up());
-            }
-            HttpTask::Header(head, _) if response_head::is_garbage(&head) => {
-                return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a head that no engine writes").into_up());
-            }
-            HttpTask::Header(head, is_last) => {
-                self.has_ended = is_last;
-                Some(Event::Head(head))
-            }
-            HttpTask::Body(data, is_last) | HttpTask::UpgradedBody(data, is_last) => {
-                self.has_ended = is_last;
-                data.filter(|data| !data.is_empty()).map(Event::Data)
-            }
-            HttpTask::Trailer(_) => None,
-            HttpTask::Done => {
-                self.has_ended = true;
-                None
-            }
-            HttpTask::Failed(error) => return Err(error.into_up()),
-        })
+    fn response_event(&mut self, part: Result<Part>) -> Result<Option<Event>> {
+        let part = part.map_err(|error| self.upload.refused().unwrap_or_else(|| error.into_up()))?;
+        let head = match part {
+            Part::Data(data) => return Ok(Some(Event::Data(data))),
+            Part::End => return Ok(Some(Event::End)),
+            Part::Head(head) => head,
+        };
+        let wrong = if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
+            "an upgrade that nobody asked for"
+        } else if head.status.is_informational() && self.interim < INTERIM_MAX {
+            // It says nothing that a client would wait for, which has been told to go on with its body.
+            self.interim += 1;
+            return Ok(None);
+        } else if head.status.is_informational() {
+            "interim responses without end"
+        } else if response_head::is_garbage(&head) {
+            "a head that no engine writes"
+        } else {
+            return Ok(Some(Event::Head(head)));
+        };
+        Err(Error::explain(ErrorType::InvalidHTTPHeader, wrong).into_up())
     }
 }
 

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, BytesMut};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
 use pingora::protocols::{
@@ -56,7 +56,12 @@ pub struct HeadGuard {
     reads: usize,
     /// What has been read of a request and not been handed on yet.
     held: Bytes,
+    /// What was written and goes out with what is written next.
+    corked: BytesMut,
 }
+
+/// Pieces that are written at once: what was corked, and the parts of a chunk in its frame.
+const SLICES_MAX: usize = 4;
 
 impl HeadGuard {
     pub fn new(inner: Stream, watchdog: Arc<Watchdog>, head_bytes_max: usize) -> Self {
@@ -68,6 +73,7 @@ impl HeadGuard {
             bytes: 0,
             reads: 0,
             held: Bytes::new(),
+            corked: BytesMut::new(),
         }
     }
 
@@ -82,6 +88,28 @@ impl HeadGuard {
             Poll::Ready(read.is_ok() && !self.held.is_empty())
         })
         .await
+    }
+
+    /// Writes what was corked, and behind it as much of these slices as goes out with it; says how much of them.
+    fn poll_uncork(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        while !self.corked.is_empty() {
+            let mut all = [IoSlice::new(&[]); SLICES_MAX];
+            all[0] = IoSlice::new(&self.corked);
+            let behind = slices.len().min(SLICES_MAX - 1);
+            all[1..=behind].copy_from_slice(&slices[..behind]);
+            let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, &all[..=behind]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_corked = written.min(self.corked.len());
+            self.corked.advance(of_corked);
+            if self.corked.is_empty() {
+                // A connection may be idle for long after this.
+                self.corked = BytesMut::new();
+                return Poll::Ready(Ok(written - of_corked));
+            }
+        }
+        Poll::Ready(Ok(0))
     }
 
     fn cut(&mut self, cx: &mut Context<'_>) -> io::Error {
@@ -120,7 +148,10 @@ impl AsyncRead for HeadGuard {
 
 impl AsyncWrite for HeadGuard {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
+        if self.corked.is_empty() && !self.watchdog.is_corked() {
+            return Pin::new(&mut self.inner).poll_write(cx, bytes);
+        }
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
@@ -128,7 +159,15 @@ impl AsyncWrite for HeadGuard {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+        if self.watchdog.is_corked() {
+            let before = self.corked.len();
+            slices.iter().for_each(|slice| self.corked.extend_from_slice(slice));
+            return Poll::Ready(Ok(self.corked.len() - before));
+        }
+        match ready!(self.poll_uncork(cx, slices))? {
+            0 => Pin::new(&mut self.inner).poll_write_vectored(cx, slices),
+            written => Poll::Ready(Ok(written)),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -136,10 +175,15 @@ impl AsyncWrite for HeadGuard {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.watchdog.is_corked() {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.poll_uncork(cx, &[]))?;
         Pin::new(&mut self.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_uncork(cx, &[]))?;
         Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }
@@ -215,8 +259,10 @@ impl Peek for HeadGuard {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+    use bytes::Buf;
+    use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
+    use super::super::watchdog::Cork;
     use super::*;
 
     const BYTES_MAX: usize = 1000;
@@ -225,6 +271,35 @@ mod tests {
         let (inner, client) = duplex(1 << 20);
         let watchdog = Watchdog::new();
         (HeadGuard::new(Box::new(inner), Arc::clone(&watchdog), BYTES_MAX), watchdog, client)
+    }
+
+    #[tokio::test]
+    async fn what_is_corked_goes_out_once_and_in_front_of_what_is_written_next_however_little_is_taken_at_a_time() {
+        for takes in [1, 3, 1000] {
+            let (inner, mut client) = duplex(takes);
+            let watchdog = Watchdog::new();
+            let mut guard = HeadGuard::new(Box::new(inner), Arc::clone(&watchdog), BYTES_MAX);
+            let writing = watchdog.over(async move {
+                {
+                    let _corked = Cork::new();
+                    guard.write_all(b"head ").await.unwrap();
+                    guard.flush().await.unwrap();
+                    guard.write_all(b"and ").await.unwrap();
+                }
+                guard.write_all_buf(&mut Buf::chain(&b"a "[..], &b"body, "[..])).await.unwrap();
+                let corked = Cork::new();
+                guard.write_all(b"its ").await.unwrap();
+                drop(corked);
+                guard.flush().await.unwrap();
+                let _corked = Cork::new();
+                guard.write_all(b"end").await.unwrap();
+                AsyncWriteExt::shutdown(&mut guard).await.unwrap();
+            });
+            let mut told = String::new();
+            let (read, ()) = tokio::join!(client.read_to_string(&mut told), writing);
+            assert!(read.is_ok());
+            assert_eq!(told, "head and a body, its end", "{takes}");
+        }
     }
 
     #[tokio::test]

@@ -10,10 +10,14 @@ use crate::dispatch::Lease;
 use super::attempt::{Answer, Attempt, ERROR_WAIT, Kept};
 use super::exchange::{Event, Exchange};
 use super::stall::{Call, Stall};
+use super::watchdog::Cork;
 use super::{downstream, in_stream, response_head};
 
 /// How often a stream that flows is told to the balancer. It takes its lock, so not with every chunk.
 const FLOW_TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// A chunk larger than this is not copied to save a system call.
+const CORKED_MAX: usize = 16 * 1024;
 
 impl Attempt<'_> {
     /// Passes an answer on to its end, byte for byte.
@@ -33,13 +37,13 @@ impl Attempt<'_> {
                 response_head::for_client(&mut head, self.context, &self.table)?;
             }
             self.proxy.announce_departure(self.session);
+            let _corked = (!begun.is_empty()).then(Cork::new);
             downstream::write_head(self.session, head, is_bare).await?;
         }
-        if has_ended {
-            self.context.answered();
-        }
         if !begun.is_empty() {
-            self.pass(begun).await?;
+            self.pass(begun, has_ended).await?;
+        } else if has_ended {
+            self.context.answered();
         }
         if !has_ended {
             let ping_interval = self.limits().ping_interval.filter(|_| is_stream);
@@ -61,6 +65,7 @@ impl Attempt<'_> {
         self.proxy.begun(self.session, self.context).await;
         let body = if !std::mem::take(&mut self.context.kept_waiting) {
             self.proxy.announce_departure(self.session);
+            let _corked = Cork::new();
             downstream::write_head(self.session, head, false).await?;
             body
         } else if head.status.is_success() {
@@ -88,10 +93,7 @@ impl Attempt<'_> {
                 Event::Data(chunk) => {
                     self.alarm.put_off();
                     stall.is_over();
-                    if exchange.has_ended() {
-                        self.context.answered();
-                    }
-                    self.pass(chunk).await?;
+                    self.pass(chunk, exchange.has_ended()).await?;
                     if self.alarm.last().duration_since(told) >= FLOW_TOLD_EVERY {
                         told = self.alarm.last();
                         self.proxy.observe(self.context, Evidence::Served);
@@ -116,12 +118,17 @@ impl Attempt<'_> {
         }
     }
 
-    async fn pass(&mut self, chunk: Bytes) -> Result<()> {
+    /// Passes a chunk on. A last one that is small goes out with the end of its frame.
+    async fn pass(&mut self, chunk: Bytes, is_last: bool) -> Result<()> {
+        if is_last {
+            self.context.answered();
+        }
         self.proxy.begun(self.session, self.context).await;
         if self.context.pass(&chunk) {
             self.proxy.first_token(self.context);
         }
         self.pings.passed(&chunk);
+        let _corked = (is_last && chunk.len() <= CORKED_MAX).then(Cork::new);
         self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
     }
 

@@ -23,6 +23,8 @@ pub(super) struct Watchdog {
     heads: AtomicU64,
     /// Whether it was closed for a head over the limit.
     head_was_too_large: AtomicBool,
+    /// Whether what is written waits for what is written next.
+    is_corked: AtomicBool,
 }
 
 /// Whether a stream's client has left before its request was answered.
@@ -53,6 +55,24 @@ pub fn arm() {
     tell(|watchdog| watchdog.set_busy(false), |_| {});
 }
 
+/// What is written to the client while this lives goes out with what is written after it: a head with the body that is at hand.
+/// On HTTP/2 the connection sees to that by itself.
+#[must_use]
+pub struct Cork(());
+
+impl Cork {
+    pub fn new() -> Self {
+        tell(|watchdog| watchdog.is_corked.store(true, Ordering::Relaxed), |_| {});
+        Cork(())
+    }
+}
+
+impl Drop for Cork {
+    fn drop(&mut self) {
+        tell(|watchdog| watchdog.is_corked.store(false, Ordering::Relaxed), |_| {});
+    }
+}
+
 /// Says that the client has left in the middle of its request.
 pub fn abandoned() {
     tell(|_| {}, |abandoned| abandoned.0.store(true, Ordering::Relaxed));
@@ -73,6 +93,7 @@ impl Watchdog {
             idle_since_ms: AtomicU64::new(0),
             heads: AtomicU64::new(0),
             head_was_too_large: AtomicBool::new(false),
+            is_corked: AtomicBool::new(false),
         })
     }
 
@@ -94,6 +115,10 @@ impl Watchdog {
         // At least 1: 0 stands for a connection that has served nothing yet.
         let idle_since_ms = if is_busy { BUSY } else { (self.accepted.elapsed().as_millis() as u64).max(1) };
         self.idle_since_ms.store(idle_since_ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_corked(&self) -> bool {
+        self.is_corked.load(Ordering::Relaxed)
     }
 
     pub(super) fn note_head_too_large(&self) {

@@ -230,6 +230,7 @@ impl Life {
                     Heard::Gone => is_followed = false,
                 },
                 _ = self.signals.hangup.recv() => retiree.pass_reload_on(),
+                Some(()) = asked_to_reload(&mut self.predecessor) => retiree.pass_reload_on(),
                 _ = self.signals.upgrade.recv() => refuse(None, "another process serves already"),
                 Some(asked_by) = self.asked.recv() => refuse(Some(asked_by), "another process serves already"),
                 () = told_to_end(&mut self.signals.end) => {

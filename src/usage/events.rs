@@ -53,6 +53,11 @@ impl Events {
         Self { place: Place::Line, after_cr: false, name: [0; NAME_MAX], name_length: 0 }
     }
 
+    /// Whether the next byte is the first of a line, and no rest of the last one.
+    pub(super) fn is_at_line(&self) -> bool {
+        self.place == Place::Line && !self.after_cr
+    }
+
     /// Consumes some bytes, or none where only the place changed.
     #[inline]
     pub(super) fn next<'a>(&mut self, bytes: &'a [u8]) -> (usize, Part<'a>) {

@@ -6,9 +6,10 @@
 //!           +-- a document -------------------------------------+
 //! ```
 //!
-//! The chunks of a response's body come as they come off the wire, cut anywhere. Nothing of them is kept, nothing is
-//! allocated, and an [`Observer`] takes the same few hundred bytes whatever the length of the answer. It never fails: an
-//! answer that can't be read tells nothing.
+//! The chunks of a response's body come as they come off the wire, cut anywhere. Nothing of them is kept but the shape of
+//! the last event (an event that differs in its text alone tells the same, and isn't read), nothing is allocated, and an
+//! [`Observer`] takes the same few hundred bytes whatever the length of the answer. It never fails: an answer that can't be
+//! read tells nothing.
 //!
 //! Which API an answer belongs to need not be said: what one of them means by a key, no other one uses (the map is in
 //! `place.rs`). An event of a stream is what its name says, or the `type` in its data where the name says nothing, and
@@ -18,6 +19,7 @@
 
 #![deny(clippy::disallowed_macros, clippy::disallowed_methods)]
 
+mod alike;
 mod events;
 mod facts;
 mod place;
@@ -33,6 +35,7 @@ mod word;
 pub use facts::{Report, Usage};
 pub use word::StopReason;
 
+use alike::Alike;
 use events::{Events, Field, Part};
 use facts::Account;
 use reader::{Document, Reader};
@@ -67,6 +70,7 @@ struct Stream {
     /// By its name, once that was read.
     kind: Kind,
     has_data: bool,
+    alike: Alike,
 }
 
 impl Observer {
@@ -82,6 +86,7 @@ impl Observer {
             name: Word::new(),
             kind: Kind::default(),
             has_data: false,
+            alike: Alike::new(),
         }))
     }
 
@@ -129,7 +134,17 @@ impl Stream {
     fn take(&mut self, bytes: &[u8], reader: &mut Reader, account: &mut Account) -> u64 {
         let mut rest = bytes;
         let mut content_events = 0;
+        // Where in `bytes` the event under way began; `None` if before them.
+        let mut begun = None;
         while !rest.is_empty() {
+            if self.is_between_events() {
+                if let Some(length) = self.alike.length_of(rest) {
+                    content_events += u64::from(account.event(self.alike.kind, Some(&self.alike.facts)));
+                    rest = &rest[length..];
+                    continue;
+                }
+                begun = Some(bytes.len() - rest.len());
+            }
             let (used, part) = self.events.next(rest);
             rest = &rest[used..];
             match part {
@@ -140,7 +155,10 @@ impl Stream {
                 Part::Begin(Field::Data) => self.begin_data(reader),
                 Part::Value(Field::Data, _) if self.kind == Kind::Idle => {}
                 Part::Value(Field::Data, value) => reader.feed(value),
-                Part::Event => content_events += u64::from(self.end(reader, account)),
+                Part::Event => {
+                    let event = begun.take().map(|begun| &bytes[begun..bytes.len() - rest.len()]);
+                    content_events += u64::from(self.end(event, reader, account));
+                }
             }
         }
         content_events
@@ -156,15 +174,25 @@ impl Stream {
         }
     }
 
-    /// Whether the event that has ended carried content. One without data is none.
-    fn end(&mut self, reader: &Reader, account: &mut Account) -> bool {
+    /// Whether the next byte begins an event.
+    fn is_between_events(&self) -> bool {
+        !self.has_data && self.kind == Kind::default() && self.events.is_at_line()
+    }
+
+    /// Whether the event that has ended carried content. One without data is none. Its bytes are at hand if they came together.
+    fn end(&mut self, event: Option<&[u8]>, reader: &Reader, account: &mut Account) -> bool {
         let kind = std::mem::take(&mut self.kind);
         if !std::mem::take(&mut self.has_data) || kind == Kind::Idle {
             return false;
         }
         match reader.document() {
-            Document::Object(facts) if kind == Kind::Telling => account.event(facts.kind, Some(facts)),
-            Document::Object(facts) => account.event(kind, Some(facts)),
+            Document::Object(facts) => {
+                let kind = if kind == Kind::Telling { facts.kind } else { kind };
+                if let Some(event) = event {
+                    self.alike.see(event, kind, facts);
+                }
+                account.event(kind, Some(facts))
+            }
             Document::Unreadable => account.event(kind, None),
             Document::Done => {
                 account.end();

@@ -320,6 +320,28 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
     vec(piece, 0..40).prop_map(|pieces| pieces.concat())
 }
 
+/// Events of one shape in a row, as engines write them: with a text, and sometimes with something else that changes.
+fn alike() -> impl Strategy<Value = Vec<u8>> {
+    const SHAPES: &[&str] = &[
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":TEXT},"finish_reason":MORE}]}"#,
+        r#"data: {"choices":[{"delta":{"reasoning":"","content":TEXT}}],"usage":{"prompt_tokens":MORE}}"#,
+        r#"data: {"choices":[{"text":TEXT,"x":{"text":MORE}}]}"#,
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":TEXT}}",
+        r#"data: {"type":"response.output_text.delta","delta":TEXT,"n":MORE}"#,
+        r#"data: {"type":TEXT,"delta":TEXT,"status":MORE}"#,
+    ];
+    let text = prop_oneof![4 => "[a-z \u{e9}]{0,6}", 1 => text()];
+    let more = prop_oneof![6 => Just("null".to_owned()), 1 => Just("\"stop\"".to_owned()), 1 => Just("7".to_owned())];
+    let end = prop_oneof![3 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\r"), 1 => Just("\n: x\n\n")];
+    (proptest::sample::select(SHAPES), vec((text, more, end), 0..20)).prop_map(|(shape, events)| {
+        let written = |text: &String| serde_json::to_string(text).expect("a string is JSON");
+        let event = |(text, more, end): &(String, String, &str)| {
+            shape.replace("TEXT", &written(text)).replace("MORE", more) + end
+        };
+        events.iter().map(event).collect::<String>().into_bytes()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
@@ -348,6 +370,13 @@ proptest! {
         body.extend(write(&pieces, &mut Style::new(choices)));
         let expected = reference::of_stream(&body).expect("generated data can be read");
         prop_assert_eq!(observe(&Observer::of_stream(), &body, &cuts), expected);
+    }
+
+    #[test]
+    fn events_that_are_alike_tell_what_each_of_them_tells(body in alike(), cuts in vec(1..400_usize, 1..8)) {
+        let expected = reference::of_stream(&body).expect("generated data can be read");
+        prop_assert_eq!(observe(&Observer::of_stream(), &body, &cuts), expected);
+        prop_assert_eq!(observe(&Observer::of_stream(), &body, &[usize::MAX]), expected);
     }
 
     #[test]

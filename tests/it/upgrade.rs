@@ -272,6 +272,10 @@ async fn two_upgrades_at_once_are_one() {
     let old = kvpin.pid;
     kvpin.pid = kvpin.status().await["kvpin"]["pid"].as_u64().expect("a process id") as u32;
     assert_ne!(kvpin.pid, old);
+    if refused == 0 {
+        // Then there are three, and the one between them may have ended already.
+        return;
+    }
     // What the old process is told from here on is the new one's affair.
     send("USR2", old);
     kvpin.until_logged("upgrade refused: another process serves already").await;

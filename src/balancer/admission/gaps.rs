@@ -10,9 +10,9 @@ const SHORTEST_S: f64 = 0.1;
 const KEPT: f64 = 0.995;
 /// With fewer answers than this nothing was seen yet.
 const ANSWERS_MIN: f64 = 8.0;
-/// What a history that is read again costs, in times of its own reading: it also holds up the answers that are generated
-/// beside it. What more or less of it brings is in `bench/admission.md`.
-const REREAD_WEIGHT: f64 = 1.05;
+/// What a history that is read again costs, in times of what reading it takes: a part of that time it has waited for others.
+/// What more or less of it brings is in `bench/admission.md`.
+const REREAD_WEIGHT: f64 = 0.9;
 /// The stay until something was seen, after an answer that asks for a tool: what an agent's tools mostly take (traces of
 /// vllm-router's discussion #285: 95 % within 10 s).
 const STAY_AT_FIRST: Duration = Duration::from_secs(5);

@@ -12,12 +12,12 @@ const KEPT: f64 = 0.95;
 const GROWTH_AT_FIRST: f64 = 1_000.0;
 /// A conversation whose length nobody has told yet.
 const FIRST_AT_FIRST: f64 = 8_000.0;
-/// Tokens a second that an engine computes, until that was seen.
+/// Tokens a second that an engine with others to serve computes of a prompt, until that was seen.
 const RATE_AT_FIRST: f64 = 4_000.0;
 /// A turn with less to compute says little of the rate.
 const RATE_TOKENS_MIN: u64 = 1_000;
-/// The best rate seen is believed a little less with every turn: an engine that was idle then may never be so again.
-const RATE_KEPT: f64 = 0.999;
+/// No engine computes more in a second. What looks like it was in the cache.
+const RATE_MAX: f64 = 1e6;
 
 #[derive(Clone, Debug)]
 pub struct Learnt {
@@ -52,7 +52,8 @@ impl Learnt {
         if tokens < RATE_TOKENS_MIN || took.is_zero() {
             return;
         }
-        self.rate = (self.rate * RATE_KEPT).max(tokens as f64 / took.as_secs_f64()).min(1e7);
+        let rate = (tokens as f64 / took.as_secs_f64()).min(RATE_MAX);
+        self.rate = self.rate * KEPT + rate * (1.0 - KEPT);
     }
 
     /// Tokens that conversations begin with in common: what three of four first turns found at least.
@@ -77,7 +78,7 @@ impl Learnt {
         self.first as u64
     }
 
-    /// How long an engine is busy with so many tokens.
+    /// How long it takes to read so many tokens again.
     pub fn reread(&self, tokens: u64) -> Duration {
         Duration::from_secs_f64(tokens as f64 / self.rate)
     }
@@ -113,12 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_the_best_that_was_seen_lately() {
+    fn the_rate_is_what_was_seen_lately_and_one_odd_turn_changes_little() {
         let mut learnt = Learnt::new();
-        learnt.computed(10_000, Duration::from_secs(1));
-        learnt.computed(10_000, Duration::from_secs(20));
+        (0..200).for_each(|_| learnt.computed(10_000, Duration::from_secs(5)));
         learnt.computed(10, Duration::from_nanos(1));
         let reread = learnt.reread(10_000).as_secs_f64();
-        assert!((1.0..1.01).contains(&reread), "{reread}");
+        assert!((4.9..5.1).contains(&reread), "{reread}");
+        learnt.computed(10_000, Duration::from_millis(500));
+        let reread = learnt.reread(10_000).as_secs_f64();
+        assert!((3.0..5.0).contains(&reread), "{reread}");
     }
 }
