@@ -27,3 +27,11 @@ pub const EVENTS: [(&str, &str); 8] = [
     ("responses", RESPONSES),
     ("keep_alive", KEEP_ALIVE),
 ];
+
+/// The event with another one of its numbers, so that it is not like the one before it but for its text and has to be read.
+/// Those of `responses` never are alike: they are numbered.
+pub fn unlike(event: &str) -> String {
+    let Some(at) = event.rfind(|letter: char| letter.is_ascii_digit()) else { return event.to_owned() };
+    let other = if event[at..].starts_with('1') { "2" } else { "1" };
+    format!("{}{other}{}", &event[..at], &event[at + 1..])
+}

@@ -1,5 +1,8 @@
 //! Houses that are full: every replica's cache is taken by conversations that were let in.
 
+// Each bench takes a part of it.
+#![allow(dead_code)]
+
 use std::time::Duration;
 
 use kvpin::balancer::{Admission, Cost, Entry, Outcome, Place, Policy, Ticket, Turn};

@@ -19,7 +19,7 @@ use kvpin::conversation::{IdentityRules, KeySecret, Scanner, Wanted};
 use kvpin::usage::Observer;
 
 use bodies::{MODEL, TAIL, TURN, body, head, named_head, read, search};
-use events::EVENTS;
+use events::{EVENTS, unlike};
 use farm::Farm;
 use filled::{Filled, PINS, REPLICAS, after, is_measuring, key, turn};
 use house::{House, Waiting};
@@ -223,17 +223,22 @@ fn of_the_door(replicas: &[u16]) -> Vec<Case> {
     cases
 }
 
-/// What an answer's observer takes for a chunk.
+/// What an answer's observer takes for a chunk with an event that is like the one before it but for its text, or is not.
 fn of_events() -> Vec<Case> {
     let of_event = |(name, event): (&str, &'static str)| {
-        case(format!("observer/{name}"), 1_000, move || {
-            let mut observer = Observer::of_stream();
-            Box::new(move || {
-                observer.observe(black_box(event.as_bytes()));
+        let observed = |what: &str, other: fn(&str) -> String| {
+            case(format!("{what}/{name}"), 1_000, move || {
+                let by_turns = [event.to_owned(), other(event)];
+                let (mut observer, mut turn) = (Observer::of_stream(), 0);
+                Box::new(move || {
+                    turn ^= 1;
+                    observer.observe(black_box(by_turns[turn].as_bytes()));
+                })
             })
-        })
+        };
+        [observed("event_alike", str::to_owned), observed("event_read", unlike)]
     };
-    EVENTS.into_iter().map(of_event).collect()
+    EVENTS.into_iter().flat_map(of_event).collect()
 }
 
 /// Somebody looks at so many models with so many replicas each.

@@ -1,6 +1,7 @@
 //! What every chunk of an answer pays for the reading of its usage, in passing.
 //!
-//! A stream's observer is fed the same event over and over; a document gets a new observer each time. The allocator is kvpin's.
+//! A stream's observer is fed an event over and over, which it passes over when it is like the one before it but for its text, or
+//! two that are not alike by turns, which it reads. A document gets a new observer each time. The allocator is kvpin's.
 
 mod events;
 
@@ -9,7 +10,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvpin::usage::Observer;
 
-use events::{CHAT, EVENTS};
+use events::{CHAT, EVENTS, unlike};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -23,13 +24,21 @@ const TEXT: &str = "The function prints a greeting and the number of arguments. 
 
 /// One event a chunk.
 fn one_a_chunk(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("event");
-    for (name, event) in EVENTS {
-        let mut observer = Observer::of_stream();
-        group.throughput(Throughput::Bytes(event.len() as u64));
-        group.bench_function(name, |bencher| bencher.iter(|| observer.observe(black_box(event.as_bytes()))));
+    for (what, other) in [("event_alike", str::to_owned as fn(&str) -> String), ("event_read", unlike)] {
+        let mut group = criterion.benchmark_group(what);
+        for (name, event) in EVENTS {
+            let by_turns = [event.to_owned(), other(event)];
+            let (mut observer, mut turn) = (Observer::of_stream(), 0);
+            group.throughput(Throughput::Bytes(event.len() as u64));
+            group.bench_function(name, |bencher| {
+                bencher.iter(|| {
+                    turn ^= 1;
+                    observer.observe(black_box(by_turns[turn].as_bytes()))
+                });
+            });
+        }
+        group.finish();
     }
-    group.finish();
 }
 
 /// Answers that come in chunks as large as they get.

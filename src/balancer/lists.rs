@@ -4,8 +4,9 @@
 //! one, or to move it to another list, is to change its neighbours. Among a million entries every step into memory is a miss of the
 //! processor's caches, and these are what a turn of a conversation costs: see `bench/README.md`.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hash};
+use std::hash::{BuildHasher as _, BuildHasherDefault, Hash};
+
+use hashbrown::HashTable;
 
 use super::affinity::KeyHasher;
 
@@ -15,7 +16,8 @@ const CHUNK: usize = 4_096;
 /// Keys are the output of a keyed hash and are not hashed again.
 #[derive(Debug)]
 pub struct Lists<K, V, const LISTS: usize> {
-    slots: HashMap<K, Slot, BuildHasherDefault<KeyHasher>>,
+    /// By the keys of their entries.
+    slots: HashTable<Slot>,
     chunks: Vec<Vec<Node<K, V>>>,
     /// Nodes that were left.
     free: Vec<Slot>,
@@ -54,7 +56,7 @@ impl Slot {
 impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
     pub fn new() -> Self {
         let ends = [Ends { first: Slot::NONE, last: Slot::NONE, len: 0 }; LISTS];
-        Lists { slots: HashMap::default(), chunks: Vec::new(), free: Vec::new(), ends }
+        Lists { slots: HashTable::new(), chunks: Vec::new(), free: Vec::new(), ends }
     }
 
     /// Entries in all lists.
@@ -67,7 +69,7 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
     }
 
     pub fn find(&self, key: K) -> Option<Slot> {
-        self.slots.get(&key).copied()
+        self.slots.find(hash(key), |slot| self.node(*slot).key == key).copied()
     }
 
     pub fn get(&self, key: K) -> Option<&V> {
@@ -120,7 +122,7 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
 
     /// Puts an entry at the end of a list. Its key has to be a new one.
     pub fn push(&mut self, key: K, value: V, list: usize) -> Slot {
-        debug_assert!(!self.slots.contains_key(&key), "a key stands in a table twice");
+        debug_assert!(self.find(key).is_none(), "a key stands in a table twice");
         let node = Node { key, value, before: Slot::NONE, behind: Slot::NONE, list: list as u8 };
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -129,7 +131,8 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
             }
             None => self.grow(node),
         };
-        self.slots.insert(key, slot);
+        let chunks = &self.chunks;
+        self.slots.insert_unique(hash(key), slot, |slot| hash(node_of(chunks, *slot).key));
         self.attach(slot, list);
         slot
     }
@@ -145,7 +148,9 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
     pub fn remove(&mut self, slot: Slot) -> V {
         self.detach(slot);
         let Node { key, value, .. } = *self.node(slot);
-        self.slots.remove(&key);
+        if let Ok(entry) = self.slots.find_entry(hash(key), |found| *found == slot) {
+            entry.remove();
+        }
         self.free.push(slot);
         value
     }
@@ -187,8 +192,7 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
     }
 
     fn node(&self, slot: Slot) -> &Node<K, V> {
-        let index = slot.0 as usize;
-        &self.chunks[index / CHUNK][index % CHUNK]
+        node_of(&self.chunks, slot)
     }
 
     fn node_mut(&mut self, slot: Slot) -> &mut Node<K, V> {
@@ -213,6 +217,15 @@ impl<K: Copy + Eq + Hash, V: Copy, const LISTS: usize> Lists<K, V, LISTS> {
         }
         assert_eq!(found, self.len(), "an entry stands in no list");
     }
+}
+
+fn node_of<K, V>(chunks: &[Vec<Node<K, V>>], slot: Slot) -> &Node<K, V> {
+    let index = slot.0 as usize;
+    &chunks[index / CHUNK][index % CHUNK]
+}
+
+fn hash(key: impl Hash) -> u64 {
+    BuildHasherDefault::<KeyHasher>::default().hash_one(key)
 }
 
 #[cfg(test)]
