@@ -31,11 +31,6 @@ pub fn is_measuring() -> bool {
     std::env::args().any(|argument| argument == "--bench")
 }
 
-/// As many conversations as are remembered by default.
-pub fn million() -> u64 {
-    if is_measuring() { 1_000_000 } else { 10_000 }
-}
-
 /// A balancer with so many replicas and pins.
 pub struct Filled {
     pub balancer: Balancer,

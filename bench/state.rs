@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use filled::{Filled, history, key, million, turn};
+use filled::{Filled, history, key, turn};
 use kvpin::balancer::{Outcome, Turn};
 use kvpin::dispatch::{Clock, Dispatcher};
 use kvpin::state::file::{self, Found};
@@ -21,16 +21,22 @@ use kvpin::state::{Frame, Head, SLICE_MAX, SLICE_PAUSE};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// How many conversations. Without `--bench` (`cargo test --benches`) few: enough to see that it works.
+fn count() -> u64 {
+    if std::env::args().any(|argument| argument == "--bench") { 1_000_000 } else { 50_000 }
+}
+
 fn main() -> anyhow::Result<()> {
+    let count = count();
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("state");
-    measure("a million pins", &path, Filled::new(4, million()))?;
-    let mut filled = Filled::with_room(4, million());
-    for number in 0..million() {
+    measure(&format!("{count} pins"), &path, Filled::new(4, count))?;
+    let mut filled = Filled::with_room(4, count);
+    for number in 0..count {
         let chain = history(number, 1);
-        filled.serve(&Turn { chain: Some(&chain), aliases: &[key(number + 2 * million())], ..turn(Some(key(number))) });
+        filled.serve(&Turn { chain: Some(&chain), aliases: &[key(number + 2 * count)], ..turn(Some(key(number))) });
     }
-    measure("a million pins, each with a history and another name", &path, filled)
+    measure(&format!("{count} pins, each with a history and another name"), &path, filled)
 }
 
 fn measure(what: &str, path: &Path, filled: Filled) -> anyhow::Result<()> {
@@ -57,7 +63,7 @@ fn measure(what: &str, path: &Path, filled: Filled) -> anyhow::Result<()> {
     let begun = Instant::now();
     let Found::State(stored) = file::find(path) else { bail!("no state") };
     let checked = begun.elapsed();
-    let mut new = Filled::with_room(4, million());
+    let mut new = Filled::with_room(4, count());
     // Later than everything that is restored.
     new.now = Duration::from_secs(10 * 365 * 24 * 3600);
     let (mut restore, now) = (None, new.now);
@@ -71,7 +77,7 @@ fn measure(what: &str, path: &Path, filled: Filled) -> anyhow::Result<()> {
         Frame::Head(_) | Frame::End { .. } => {}
     })?;
     let loaded = begun.elapsed();
-    anyhow::ensure!(new.balancer.snapshot(now).conversations as u64 == million(), "not as many conversations");
+    anyhow::ensure!(new.balancer.snapshot(now).conversations as u64 == count(), "not as many conversations");
     println!("  read and checked                       {:8.0} ms", ms(checked));
     println!("  that, and all restored                 {:8.0} ms", ms(loaded));
     Ok(())

@@ -62,14 +62,19 @@ impl Connector {
         if let Some(stream) = self.transport.reused_stream(&to.peer).await {
             return Ok((stream, true));
         }
-        let stream = match (to.tls, to.peer.total_connection_timeout()) {
-            (None, _) => self.transport.new_stream(&to.peer).await?,
-            (Some(tls), None) => self.secured(to, tls).await?,
+        // Boxed: a turn has room for all that it could come to wait for, as long as it lasts, and most turns have a pooled one.
+        let stream = Box::pin(self.connect_anew(to)).await?;
+        Ok((stream, false))
+    }
+
+    async fn connect_anew(&self, to: &Destination<'_>) -> Result<Stream> {
+        match (to.tls, to.peer.total_connection_timeout()) {
+            (None, _) => self.transport.new_stream(&to.peer).await,
+            (Some(tls), None) => self.secured(to, tls).await,
             (Some(tls), Some(patience)) => timeout(patience, self.secured(to, tls)).await.unwrap_or_else(|_| {
                 Error::e_explain(ErrorType::ConnectTimedout, format!("no TLS within {patience:?}"))
-            })?,
-        };
-        Ok((stream, false))
+            }),
+        }
     }
 
     /// Keeps a connection that can be used again.

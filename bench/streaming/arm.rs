@@ -6,8 +6,7 @@ use anyhow::Context as _;
 use kvpin::config::Config;
 use kvpin::server::Server;
 
-/// The model of every request.
-pub const MODEL: &str = "bench";
+use crate::rig::MODEL;
 
 /// One way to go, measured beside the others in turn.
 pub struct Arm {
@@ -31,7 +30,7 @@ impl Arm {
 }
 
 /// Without an admin listener, and with as little going on beside the requests as can be.
-pub fn config(limits: &[&str], replicas: &[SocketAddr]) -> String {
+fn config(limits: &[&str], replicas: &[SocketAddr]) -> String {
     let limits: String = limits.iter().map(|line| format!("\n  {line}")).collect();
     let limits = if limits.is_empty() { String::new() } else { format!("limits:{limits}\n") };
     let replicas: String = replicas.iter().map(|address| format!("\n      - http://{address}")).collect();

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::Effort;
 use crate::arm::Arm;
-use crate::client::{Connection, Read, events_request};
-use crate::figures::Samples;
-use crate::stub::Stub;
+use crate::rig::client::{Connection, ModelAt, Read, SESSION, turn};
+use crate::rig::figures::Samples;
+use crate::rig::stub::{Answer, Stub};
 
 const EVENTS: usize = 200;
 const ROUNDS: usize = 5;
@@ -27,12 +27,13 @@ struct Seen {
 pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
     println!("chunks: {EVENTS} events 5 ms apart, delay of each from the upstream's write to the client's read, ms");
     println!("  streams  arm         p50     p90     p99     max   events  reads with more than one");
+    stub.answer_with(Answer::Events { count: EVENTS });
     let arms = [Arm::direct(stub.address), Arm::kvpin("kvpin", &[], &[stub.address])?];
     for streams in STREAMS {
         let mut seen = [Seen::default(), Seen::default()];
         for _ in 0..effort.rounds(ROUNDS) {
             for (arm, seen) in arms.iter().zip(&mut seen) {
-                seen.add(stub.epoch, stream_all(arm, streams).await?);
+                seen.add(stub.epoch(), stream_all(arm, streams).await?);
             }
         }
         for (arm, seen) in arms.iter().zip(&seen) {
@@ -62,7 +63,7 @@ async fn stream_all(arm: &Arm, streams: usize) -> anyhow::Result<Vec<Read>> {
                 // Spread over a gap, as streams of different turns are.
                 tokio::time::sleep(Duration::from_micros(5_000 * number as u64 / streams as u64)).await;
                 let mut connection = Connection::open(address).await?;
-                connection.send(&events_request(EVENTS, 1_000)).await?;
+                connection.send(&turn(1_000, ModelAt::First, SESSION)).await?;
                 connection.events().await
             })
         })

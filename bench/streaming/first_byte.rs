@@ -7,9 +7,9 @@ use anyhow::ensure;
 
 use crate::Effort;
 use crate::arm::Arm;
-use crate::client::{Connection, ModelAt, SESSION, json_request};
-use crate::figures::Samples;
-use crate::stub::Stub;
+use crate::rig::client::{Connection, ModelAt, SESSION, turn};
+use crate::rig::figures::Samples;
+use crate::rig::stub::{Answer, Stub};
 
 const KB: usize = 1000;
 
@@ -61,6 +61,7 @@ const LIMITS: [(&str, &[&str]); 4] = [
 ];
 
 pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
+    stub.answer_with(Answer::Json);
     let mut arms = vec![Arm::direct(stub.address)];
     for (name, limits) in LIMITS {
         arms.push(Arm::kvpin(name, limits, &[stub.address])?);
@@ -73,7 +74,7 @@ pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
         for arm in &arms {
             connections.push(Connection::open(arm.address).await?);
         }
-        let request = json_request(case.body_bytes, case.model_at, SESSION);
+        let request = turn(case.body_bytes, case.model_at, SESSION);
         for _ in 0..effort.rounds(case.rounds) {
             for (connection, waits) in connections.iter_mut().zip(&mut waits) {
                 let (wait, status) = send(connection, case, &request).await?;
@@ -91,7 +92,7 @@ pub async fn run(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
 /// How many turns survive a replica that takes the whole request and then hangs up: those whose body was kept.
 async fn resent(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
     println!("first_byte: turns that went on to another replica when the first one hung up");
-    let broken = Stub::start_broken().await?;
+    let broken = Stub::start(Answer::HangUp, Instant::now()).await?;
     let mut arms = Vec::new();
     for (name, limits) in LIMITS {
         arms.push(Arm::kvpin(name, limits, &[broken.address, stub.address])?);
@@ -109,17 +110,17 @@ async fn resent(stub: &Stub, effort: Effort) -> anyhow::Result<()> {
 }
 
 async fn resent_of(arm: &Arm, case: &Case, broken: &Stub, rounds: usize) -> anyhow::Result<String> {
-    let before = broken.requests();
+    let before = broken.turns();
     let mut lost = 0;
     // Each round is a new conversation. The good replica holds those it has served, so the broken one is always tried first.
     for round in 0..rounds {
         let mut connection = Connection::open(arm.address).await?;
         let session = format!("{}-{round}", case.name);
-        let request = json_request(case.body_bytes, case.model_at, &session);
+        let request = turn(case.body_bytes, case.model_at, &session);
         let (_, status) = send(&mut connection, case, &request).await?;
         lost += usize::from(status != 200);
     }
-    let hung_up = broken.requests() - before;
+    let hung_up = broken.turns() - before;
     Ok(format!("{} of {hung_up}", hung_up.saturating_sub(lost)))
 }
 

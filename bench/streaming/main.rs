@@ -1,28 +1,25 @@
-//! What kvpin adds to a stream, to the first byte, and to the CPU's work, measured on loopback against a direct connection
-//! and, where it is installed, against nginx.
+//! What kvpin adds to a stream and to the first byte, measured on loopback against a direct connection.
 //!
 //! ```text
 //! client ----------------------------> stub upstream      direct
-//! client --> kvpin in this process --> stub upstream      chunks, first_byte
-//! client --> kvpin or nginx, a child process --> stub     cpu, memory
+//! client --> kvpin in this process --> stub upstream
 //! ```
 //!
-//! `cargo bench --bench streaming [-- chunks|first_byte|cpu|memory ...]` runs everything or the parts named, in under two
-//! minutes. Without `--bench` (`cargo test --benches`) each part runs once and small, so that it does not rot.
+//! `cargo bench --bench streaming [-- chunks|first_byte]` runs both parts or the one named, in a minute. Without `--bench`
+//! (`cargo test --benches`) each part runs once and small, so that it does not rot. What kvpin costs beside other proxies is
+//! measured by the bench `compare`.
 
 mod arm;
-mod child;
 mod chunks;
-mod client;
-mod cpu;
-mod figures;
 mod first_byte;
-mod memory;
-mod stub;
+#[path = "../rig/mod.rs"]
+mod rig;
+
+use std::time::Instant;
 
 use anyhow::Context as _;
 
-use stub::Stub;
+use rig::stub::{Answer, Stub};
 
 /// As in the `kvpin` program: the parts that run in this process must not differ from it.
 #[global_allocator]
@@ -54,18 +51,12 @@ fn main() -> anyhow::Result<()> {
     // One thread for the stub and one for the clients, so that neither waits for the other's work.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let stub = Stub::start().await.context("the stub upstream")?;
+        let stub = Stub::start(Answer::Json, Instant::now()).await.context("the stub upstream")?;
         if is_wanted("chunks") {
             chunks::run(&stub, effort).await.context("chunks")?;
         }
         if is_wanted("first_byte") {
             first_byte::run(&stub, effort).await.context("first_byte")?;
-        }
-        if is_wanted("cpu") {
-            cpu::run(&stub, effort).await.context("cpu")?;
-        }
-        if is_wanted("memory") {
-            memory::run(&stub, effort).await.context("memory")?;
         }
         Ok(())
     })

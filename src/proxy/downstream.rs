@@ -54,7 +54,9 @@ pub async fn write_last(session: &mut Session, last: Option<Bytes>) -> Result<()
     bounded(limit, session.write_response_body(last, true)).await
 }
 
-async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<()>>) -> Result<()> {
+async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<()>> + Send) -> Result<()> {
+    // Boxed: every open stream would have room for it, and most of them wait for something else.
+    let writing = Box::pin(writing);
     let Some(limit) = limit else { return writing.await.map_err(Error::into_down) };
     let written = timeout(limit, writing).await;
     written

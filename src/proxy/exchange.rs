@@ -1,6 +1,7 @@
 //! One request on one connection to a replica: its body on the way there, its response on the way back, and all the while
 //! an eye on the client, which may leave.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -155,10 +156,12 @@ async fn from_client(session: &mut Session, context: &mut Context, awaited: Awai
     if awaited != Awaited::Piece {
         return Err(downstream::left(session).await);
     }
-    let reading = session.as_mut().read_body_or_idle(false);
-    let bytes = match &mut context.body {
-        Some(body) => body.patience().wait(reading).await,
-        None => reading.await,
+    let bytes = {
+        let reading = pin!(session.as_mut().read_body_or_idle(false));
+        match &mut context.body {
+            Some(body) => body.patience().wait(reading).await,
+            None => reading.await,
+        }
     };
     let bytes = bytes.map_err(Error::into_down)?;
     let is_last = session.is_body_done() || bytes.is_none();

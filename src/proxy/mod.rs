@@ -110,13 +110,14 @@ pub struct Proxy {
 
 #[async_trait]
 impl ProxyHttp for Proxy {
-    type CTX = Context;
+    // Boxed: Pingora hands it from one of its functions to the next, each of which has room for it.
+    type CTX = Box<Context>;
 
-    fn new_ctx(&self) -> Context {
-        Context::new(&self.open)
+    fn new_ctx(&self) -> Box<Context> {
+        Box::new(Context::new(&self.open))
     }
 
-    async fn early_request_filter(&self, session: &mut Session, context: &mut Context) -> Result<()> {
+    async fn early_request_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<()> {
         watchdog::disarm();
         downstream::set_timeouts(session, &self.routing.table().config.limits);
         let head = session.req_header();
@@ -125,7 +126,7 @@ impl ProxyHttp for Proxy {
         Ok(())
     }
 
-    async fn request_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
+    async fn request_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<bool> {
         match self.admit(session, context).await {
             Ok(Admitted::ToReplica) => Ok(false),
             Ok(Admitted::Answered) => Ok(true),
@@ -137,17 +138,17 @@ impl ProxyHttp for Proxy {
     }
 
     /// `false`: kvpin has driven the exchange itself.
-    async fn proxy_upstream_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
+    async fn proxy_upstream_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<bool> {
         self.forward(session, context).await?;
         Ok(false)
     }
 
-    async fn upstream_peer(&self, _session: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
+    async fn upstream_peer(&self, _session: &mut Session, context: &mut Box<Context>) -> Result<Box<HttpPeer>> {
         // Never called: `proxy_upstream_filter` leaves Pingora nothing to proxy.
         Err(context.refused(Refusal::Internal))
     }
 
-    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Context) -> FailToProxy {
+    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Box<Context>) -> FailToProxy {
         let is_clients = *error.esource() == ErrorSource::Downstream;
         let nobody_listens =
             is_clients && session.is_body_done() && downstream::refusal_of(error) != Refusal::BytesAfterBody;
@@ -161,7 +162,7 @@ impl ProxyHttp for Proxy {
         FailToProxy { error_code, can_reuse_downstream: session.get_keepalive().is_some() }
     }
 
-    fn suppress_error_log(&self, _session: &Session, _context: &Context, _error: &Error) -> bool {
+    fn suppress_error_log(&self, _session: &Session, _context: &Box<Context>, _error: &Error) -> bool {
         // Pingora's line has the client's path and query in it. `logging` says what happened without them.
         true
     }
@@ -169,14 +170,14 @@ impl ProxyHttp for Proxy {
     fn suppress_proxy_warn_log(
         &self,
         _session: &Session,
-        _context: &Context,
+        _context: &Box<Context>,
         _error: &Error,
         _of: ProxyWarnLogContext,
     ) -> bool {
         true
     }
 
-    async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Context) {
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Box<Context>) {
         let outcome = outcome_of(error, context);
         if let Some(lease) = &mut context.lease {
             lease.note(outcome);

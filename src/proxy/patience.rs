@@ -29,7 +29,8 @@ impl Patience {
         Patience { left: limits.body_timeout, max: limits.body_timeout, rate: limits.body_rate_min, since: None }
     }
 
-    /// Waits for a read. Dropped meanwhile, it goes on with the next call.
+    /// Waits for a read, best for a pinned one: what is given by value has room here twice. Dropped meanwhile, it goes on with
+    /// the next call.
     ///
     /// # Errors
     /// Those of the read; `ReadTimedout` if the client's time is over.

@@ -153,6 +153,8 @@ impl Upload {
                 self.moved = Instant::now();
             }
             ready!(Pin::new(&mut self.to).poll_flush(cx))?;
+            // What was written would else be kept for as long as the answer takes.
+            self.frame = Bytes::new().chain(Bytes::new()).chain(Bytes::new());
             self.state = if is_last { State::Sent } else { State::Waits };
             if let Some(piece) = self.ahead.pop_front() {
                 self.begin(piece);

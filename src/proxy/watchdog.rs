@@ -131,8 +131,9 @@ impl Watchdog {
     }
 
     /// Serves a connection. Requests that are handled within it tell this watchdog.
-    pub(super) async fn over<F: Future>(self: &Arc<Self>, serving: F) -> F::Output {
-        WATCH.scope(Watch::Connection(Arc::clone(self)), serving).await
+    pub(super) fn over<F: Future>(self: &Arc<Self>, serving: F) -> impl Future<Output = F::Output> {
+        // As a function that is async itself it would have room for `serving` twice.
+        WATCH.scope(Watch::Connection(Arc::clone(self)), serving)
     }
 
     /// Ends when the connection has been without a request for longer than it may.

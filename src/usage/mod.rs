@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The chunks of a response's body come as they come off the wire, cut anywhere. Nothing of them is kept but the shape of
-//! the last event (an event that differs in its text alone tells the same, and isn't read), nothing is allocated, and an
+//! the last event (an event that differs in its text alone tells the same, and isn't read), nothing more is allocated, and an
 //! [`Observer`] takes the same few hundred bytes whatever the length of the answer. It never fails: an answer that can't be
 //! read tells nothing.
 //!
@@ -59,7 +59,7 @@ pub struct Observer {
 #[derive(Clone, Debug)]
 enum Form {
     Document,
-    Stream(Stream),
+    Stream(Box<Stream>),
 }
 
 /// The event under way.
@@ -81,13 +81,13 @@ impl Observer {
 
     /// For an answer that is a stream of events.
     pub fn of_stream() -> Self {
-        Self::new(Form::Stream(Stream {
+        Self::new(Form::Stream(Box::new(Stream {
             events: Events::new(),
             name: Word::new(),
             kind: Kind::default(),
             has_data: false,
             alike: Alike::new(),
-        }))
+        })))
     }
 
     fn new(form: Form) -> Self {
