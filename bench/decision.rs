@@ -1,10 +1,12 @@
 //! What one turn costs the balancer, from its arrival to its end: alone, and through the dispatcher with its lock, its
 //! clock and the lease.
 //!
-//! Three questions: does the cost stay flat from 2 to 64 replicas and from 1,000 to 1,000,000 pins, what does it cost to
-//! recognise a conversation by something else than its id, and is one lock a model the limit of anything.
+//! Four questions: does the cost stay flat from 2 to 1,024 replicas and from 1,000 to 1,000,000 pins, what does it cost to
+//! recognise a conversation by something else than its id, what does the door cost that holds turns while the house is full, and
+//! is one lock a model the limit of anything.
 
 mod filled;
+mod house;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -17,13 +19,14 @@ use kvpin::balancer::{Decision, Outcome, Recognised, ReplicaId, Ticket, Turn};
 use kvpin::conversation::{Chain, ConversationKey};
 use kvpin::dispatch::{Clock, Dispatcher};
 
-use filled::{Filled, SPILL_THRESHOLD, history, key, turn};
+use filled::{Filled, HOT, PINS, REPLICAS, SPILL_THRESHOLD, after, history, is_measuring, key, turn};
+use house::{House, Waiting};
 
-/// Replicas and pins. One of the two grows, the other stays.
-const SIZES: [(u16, u64); 6] = [(2, 1_000), (4, 1_000), (16, 1_000), (64, 1_000), (4, 100_000), (4, 1_000_000)];
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Conversations that are spoken with while the others only are remembered: as many as a busy box has at once.
-const HOT: u64 = 1_000;
+/// Conversations that have room in the caches of a full house.
+const RESIDENTS: u64 = 1_000;
 
 /// Links of a very long conversation's history: four times the median of agents' sessions, which is 43 turns with two
 /// messages or more in each (vLLM's figures for its AgentX traces).
@@ -33,9 +36,9 @@ type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
 fn decisions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decision");
-    for (replicas, pins) in SIZES {
+    for (replicas, pins) in sizes() {
         let size = format!("{replicas}_replicas_{pins}_pins");
-        let mut filled = Filled::new(replicas, pins);
+        let mut filled = Filled::restored(replicas, pins);
         sticky(&mut group, "sticky", &size, &mut filled, pins);
         sticky(&mut group, "sticky_hot", &size, &mut filled, HOT);
         group.bench_function(BenchmarkId::new("unpinned", &size), |bencher| {
@@ -43,6 +46,35 @@ fn decisions(criterion: &mut Criterion) {
         });
         spilled(&mut group, &size, &mut filled);
         placed(&mut group, &size, &mut filled);
+    }
+    group.finish();
+}
+
+fn sizes() -> Vec<(u16, u64)> {
+    let (replicas, pins) = if is_measuring() { (&REPLICAS[..], &PINS[..]) } else { (&REPLICAS[..1], &PINS[..1]) };
+    pins.iter().flat_map(|pins| replicas.iter().map(|replicas| (*replicas, *pins))).collect()
+}
+
+/// Turns of residents of a full house, with what they cost booked, while nobody waits and while others do.
+fn admission(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("admission");
+    for replicas in if is_measuring() { &[4, 64][..] } else { &[4] } {
+        for (name, waiting) in [
+            ("nobody_waits", Waiting::Nobody),
+            ("one_waits", Waiting::New(1)),
+            ("1000_wait", Waiting::New(1_000)),
+            ("1000_wait_for_their_homes", Waiting::Known(1_000)),
+        ] {
+            let mut house = House::new(*replicas, RESIDENTS, waiting);
+            group.bench_function(BenchmarkId::new(name, format!("{replicas}_replicas")), |bencher| {
+                bencher.iter(|| house.resident());
+            });
+            assert_eq!(house.held(), waiting.count(), "somebody got in");
+        }
+        let mut house = House::new(*replicas, RESIDENTS, Waiting::Nobody);
+        group.bench_function(BenchmarkId::new("comes_and_leaves", format!("{replicas}_replicas")), |bencher| {
+            bencher.iter(|| house.come_and_leave());
+        });
     }
     group.finish();
 }
@@ -112,7 +144,7 @@ fn occupy(filled: &mut Filled, home: ReplicaId) -> Vec<Ticket> {
 /// with an id and an alias each are known, and as many without an id.
 fn recognised(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recognised");
-    for pins in [1_000, 100_000, 1_000_000] {
+    for pins in if is_measuring() { &PINS[..] } else { &PINS[..1] }.iter().copied() {
         let mut filled = Filled::with_room(4, 2 * pins);
         for number in 0..pins {
             let (aliases, chain) = ([alias(number)], history(number, 1));
@@ -162,40 +194,44 @@ fn alias(number: u64) -> ConversationKey {
     key(number | 1 << 62)
 }
 
+/// Nothing but decisions on one thread, or on two: the most that can be asked of one lock.
 fn dispatched(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("dispatched");
-    let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Arc::default(), Filled::new(4, 100_000).balancer));
-    group.bench_function("one_thread", |bencher| {
-        bencher.iter_custom(|turns| serve(&dispatcher, turns));
-    });
-    // Nothing but decisions on both threads: the most that can be asked of one lock.
-    group.bench_function("one_of_two_threads", |bencher| {
-        bencher.iter_custom(|turns| serve_beside_another(&dispatcher, turns));
-    });
+    for pins in if is_measuring() { &PINS[..] } else { &PINS[..1] }.iter().copied() {
+        let balancer = Filled::restored(64, pins).balancer;
+        let dispatcher = Arc::new(Dispatcher::new("m", Clock::start(), Arc::default(), balancer));
+        for (name, others) in [("one_thread", 0), ("one_of_two_threads", 1)] {
+            for (what, first, count) in [("sticky", 0, pins), ("placed", u64::MAX / 2, u64::MAX / 4)] {
+                group.bench_function(BenchmarkId::new(format!("{what}_{name}"), pins), |bencher| {
+                    bencher.iter_custom(|turns| beside(others, &dispatcher, first, count, turns));
+                });
+            }
+        }
+    }
     group.finish();
 }
 
-fn serve(dispatcher: &Arc<Dispatcher>, turns: u64) -> Duration {
-    let begin = Instant::now();
-    let mut number = 0;
-    for _ in 0..turns {
-        number = after(number, HOT);
-        serve_one(dispatcher, number);
-    }
-    begin.elapsed()
-}
-
-fn serve_beside_another(dispatcher: &Arc<Dispatcher>, turns: u64) -> Duration {
+/// What so many turns take of `count` conversations, beside `others` who do the same with the same ones.
+fn beside(others: usize, dispatcher: &Arc<Dispatcher>, first: u64, count: u64, turns: u64) -> Duration {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut number = HOT;
-            while !ended.load(Ordering::Relaxed) {
-                number = HOT + after(number - HOT, HOT);
-                serve_one(dispatcher, number);
-            }
-        });
-        let elapsed = serve(dispatcher, turns);
+        for other in 1..=others as u64 {
+            let ended = &ended;
+            scope.spawn(move || {
+                let mut number = first + other * (count / 2);
+                while !ended.load(Ordering::Relaxed) {
+                    number = first + after(number - first, count);
+                    serve_one(dispatcher, number);
+                }
+            });
+        }
+        let mut number = first;
+        let begin = Instant::now();
+        for _ in 0..turns {
+            number = first + after(number - first, count);
+            serve_one(dispatcher, number);
+        }
+        let elapsed = begin.elapsed();
         ended.store(true, Ordering::Relaxed);
         elapsed
     })
@@ -207,11 +243,5 @@ fn serve_one(dispatcher: &Arc<Dispatcher>, number: u64) {
     lease.note(Outcome::Completed);
 }
 
-/// The next of `count` numbers, far from the one before: each is visited once before any is visited again, because the
-/// step is a prime that divides none of the counts.
-fn after(number: u64, count: u64) -> u64 {
-    (number + 611_953) % count
-}
-
-criterion_group!(decision, decisions, recognised, dispatched);
+criterion_group!(decision, decisions, recognised, admission, dispatched);
 criterion_main!(decision);

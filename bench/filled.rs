@@ -1,10 +1,13 @@
 //! Balancers that have been at work: replicas that are up, and as many pins as asked for.
 
+// Each bench takes a part of it.
+#![allow(dead_code)]
+
 use std::time::Duration;
 
-use kvpin::balancer::Turn;
 use kvpin::balancer::{
-    Admission, Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, Policy, ReplicaSpec, SpillThreshold,
+    Admission, Balancer, Bounds, Evidence, HealthPolicy, Mode, Outcome, PinRecord, Policy, Records, ReplicaSpec,
+    SpillThreshold, Turn,
 };
 use kvpin::conversation::{Chain, ChainKey, ConversationKey, Link};
 
@@ -15,6 +18,18 @@ pub const SPILL_THRESHOLD: u32 = 4;
 /// conversations that take turns then come back every 1,000 s, so that nearly all of them are idle, and each turn wakes
 /// one and sends one to rest; of 100,000 most are active; of 1,000 all.
 pub const TURN_GAP: Duration = Duration::from_millis(1);
+
+/// Replicas and pins of the benches: each of the two grows to the most that anybody has.
+pub const REPLICAS: [u16; 3] = [2, 64, 1_024];
+pub const PINS: [u64; 3] = [1_000, 100_000, 1_000_000];
+
+/// Conversations that are spoken with while the others only are remembered: as many as a busy box has at once.
+pub const HOT: u64 = 1_000;
+
+/// Whether figures are wanted. Without `--bench` (`cargo test --benches`) each bench runs once and small, so that it does not rot.
+pub fn is_measuring() -> bool {
+    std::env::args().any(|argument| argument == "--bench")
+}
 
 /// A balancer with so many replicas and pins.
 pub struct Filled {
@@ -38,6 +53,27 @@ impl Filled {
             balancer.observe(id, Evidence::Answered, Duration::ZERO);
         }
         Filled { balancer, now: Duration::ZERO }
+    }
+
+    /// One with pins that were restored, which does not weigh all replicas for each: the newest was used just now, each other
+    /// one a [`TURN_GAP`] before the next.
+    pub fn restored(replicas: u16, pins: u64) -> Filled {
+        let mut filled = Filled::with_room(replicas, pins);
+        filled.now = TURN_GAP * pins as u32;
+        let records = filled.balancer.replica_records();
+        let restore = filled.balancer.begin_restore(&records, Duration::ZERO, filled.now);
+        let pin = |number: u64| PinRecord {
+            key: key(number).into(),
+            replica: (number % u64::from(replicas)) as u16,
+            parent: None,
+            joined: false,
+            has_claim: true,
+            tokens: None,
+            age_ms: (TURN_GAP * (pins - 1 - number) as u32).as_millis() as u64,
+        };
+        let restored = filled.balancer.restore(&restore, &Records::Pins((0..pins).map(pin).collect()), filled.now);
+        assert_eq!(restored.kept as u64, pins, "a pin was not restored");
+        filled
     }
 
     /// One turn from its arrival to its end.
@@ -69,7 +105,13 @@ pub fn turn(conversation: Option<ConversationKey>) -> Turn<'static> {
     Turn::of(conversation)
 }
 
-fn policy(entries_max: u64) -> Policy {
+/// The next of `count` numbers, far from the one before: each is visited once before any is visited again, because the
+/// step is a prime that divides none of the counts.
+pub fn after(number: u64, count: u64) -> u64 {
+    (number + 611_953) % count
+}
+
+pub fn policy(entries_max: u64) -> Policy {
     Policy {
         mode: Mode::Affinity,
         spill_threshold: SpillThreshold::Fixed(SPILL_THRESHOLD),
@@ -81,7 +123,7 @@ fn policy(entries_max: u64) -> Policy {
     }
 }
 
-fn spec(number: u16) -> ReplicaSpec {
+pub fn spec(number: u16) -> ReplicaSpec {
     let authority = format!("127.0.0.1:{}", 8000 + number);
     let address = authority.parse().expect("an address");
     ReplicaSpec { name: authority.clone(), address, authority, is_tls: false, rank: None, drain: false }

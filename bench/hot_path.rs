@@ -1,66 +1,22 @@
 //! What every request pays before it is forwarded: the check of its API key, the search through its body,
 //! and the name of its conversation.
 //!
-//! The bodies are built in the shape of Claude Code's (key order and share of messages, system and
-//! tools as captured from version 2.1.332) and are fed in chunks of 64 KiB, the most that Pingora
-//! hands over at once. The allocator is kvpin's.
+//! Bodies are fed in chunks of 64 KiB. The allocator is kvpin's.
+
+mod bodies;
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use kvpin::config::{KeyConfig, KeyHash};
-use kvpin::conversation::{FormScanner, IdentityRules, KeySecret, Progress, Scanner, Wanted};
+use kvpin::conversation::{FormScanner, IdentityRules, KeySecret, Scanner, Wanted};
 use kvpin::keys::{KeyRing, Presented, made_of, presented};
+
+use bodies::{CHUNK, MODEL, TAIL, TURN, array, body, head, history, named_head, read, search};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-const CHUNK: usize = 64 * 1024;
-
-/// A turn as an agent's history has it: code with its line breaks and quotes escaped.
-const TURN: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_01","content":[{"type":"text","text":"     1\tuse std::collections::HashMap;\n     2\t\n     3\tfn main() {\n     4\t    let greeting = \"hello\";\n     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n     6\t}\n"}]}]},{"role":"assistant","content":[{"type":"text","text":"The function prints a greeting and the number of arguments. I will now look at the tests before I change it, so that the behaviour stays as it is."},{"type":"tool_use","id":"toolu_02","name":"Bash","input":{"command":"cargo test --quiet 2>&1 | tail -20","description":"Run tests"}}]}"#;
-
-/// A tool as agents describe them: prose first, then a schema.
-const TOOL: &str = r#"{"name":"Read","description":"Reads a file from the local filesystem. You can access any file directly by using this tool.\n\nUsage:\n- The file_path parameter must be an absolute path\n- By default, it reads up to 2000 lines from the beginning of the file","input_schema":{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"file_path":{"type":"string","description":"The absolute path to the file to read"},"offset":{"type":"integer","minimum":0,"description":"The line number to start reading from"},"limit":{"type":"integer","exclusiveMinimum":0}},"required":["file_path"],"additionalProperties":false}}"#;
-
-const MODEL: &str = r#""model":"qwen3-4b""#;
-
-const TAIL: &str = r#""metadata":{"user_id":"{\"device_id\":\"0000000000000000000000000000000000000000000000000000000000000000\",\"account_uuid\":\"\",\"session_id\":\"be1bd76a-8294-49e0-b3d2-e58bc1e620a9\"}"},"max_tokens":32000,"thinking":{"type":"adaptive"},"output_config":{"effort":"high"},"stream":true"#;
-
-/// `item` over and over, to about so many bytes.
-fn array(item: &str, bytes: usize) -> String {
-    format!("[{}]", vec![item; bytes / item.len() + 1].join(","))
-}
-
-/// Messages, system prompt and tools of a body of about so many bytes.
-fn history(bytes: usize) -> String {
-    let tools = array(TOOL, 31_000);
-    let system = array(r#"{"type":"text","text":"You are an interactive agent that helps."}"#, 7_000);
-    let messages = array(TURN, bytes - tools.len() - system.len());
-    format!(r#""messages":{messages},"system":{system},"tools":{tools}"#)
-}
-
-/// Searches until the answer is there, and says whether a model was found.
-fn search(body: &[u8], wanted: Wanted) -> bool {
-    let mut scanner = Scanner::new(wanted);
-    for chunk in body.chunks(CHUNK) {
-        scanner.search(chunk);
-        if scanner.progress() != Progress::More {
-            break;
-        }
-    }
-    scanner.fields().model.name().is_some()
-}
-
-/// Feeds all of the body, and says whether there is a history.
-fn read(body: &[u8]) -> bool {
-    let mut scanner = Scanner::new(Wanted::ModelAndSession);
-    for chunk in body.chunks(CHUNK) {
-        scanner.feed(chunk);
-    }
-    scanner.fields().metadata_session.is_some() && scanner.history().is_some()
-}
 
 /// Where the history is not read: the model is all that is wanted.
 fn skipped(criterion: &mut Criterion) {
@@ -101,13 +57,14 @@ fn holding(message: &str) -> String {
 /// Everything is read: session, shape and history.
 fn whole(criterion: &mut Criterion) {
     let said = |text: &str| holding(&format!(r#"{{"role":"user","content":"{}"}}"#, text.repeat(300_000 / text.len())));
-    let turns = |bytes| format!("{{{MODEL},{},{TAIL}}}", history(bytes));
     let cases = [
-        ("1_kb", format!(r#"{{{MODEL},"messages":{},{TAIL}}}"#, array(TURN, 500))),
-        ("50_kb", turns(50_000)),
-        ("300_kb", turns(300_000)),
-        ("1_mb", turns(1_000_000)),
-        ("32_mb", turns(32_000_000)),
+        ("1_kb", body(1_000)),
+        ("50_kb", body(50_000)),
+        ("64_kb", body(64_000)),
+        ("300_kb", body(300_000)),
+        ("1_mb", body(1_000_000)),
+        ("4_mb", body(4_000_000)),
+        ("32_mb", body(32_000_000)),
         ("plain_300_kb", said("a line of prose without anything to escape; ")),
         ("code_300_kb", said(r#"     5\t    println!(\"{greeting}, {}\", std::env::args().count());\n"#)),
         ("escapes_300_kb", said(r#"\u00e9\n\"\\"#)),
@@ -145,34 +102,9 @@ fn form(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A head of Claude Code, without what names its session.
-fn head() -> HeaderMap {
-    [
-        ("accept", "application/json"),
-        ("authorization", "Bearer dummy-token"),
-        ("content-type", "application/json"),
-        ("user-agent", "claude-cli/2.1.332 (external, sdk-cli)"),
-        ("x-stainless-arch", "x64"),
-        ("x-stainless-lang", "js"),
-        ("x-stainless-os", "Linux"),
-        ("x-stainless-retry-count", "0"),
-        ("x-stainless-timeout", "600"),
-        ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14"),
-        ("anthropic-version", "2023-06-01"),
-        ("x-app", "cli"),
-        ("host", "127.0.0.1:8080"),
-        ("content-length", "49403"),
-    ]
-    .into_iter()
-    .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
-    .collect()
-}
-
 fn identity(criterion: &mut Criterion) {
     let secret = KeySecret::new([7; 16]);
-    let mut named = head();
-    named.insert("x-claude-code-session-id", HeaderValue::from_static("be1bd76a-8294-49e0-b3d2-e58bc1e620a9"));
-    named.insert("x-claude-code-agent-id", HeaderValue::from_static("a47b7e553d913f94c"));
+    let named = named_head();
     let mut scanner = Scanner::new(Wanted::ModelAndSession);
     scanner.feed(format!("{{{MODEL},{TAIL}}}").as_bytes());
     let fields = scanner.fields();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::balancer::{AdmissionMode, Distribution, DoorSnapshot, Mode, Snapshot};
+use crate::balancer::{AdmissionMode, Distribution, DoorSnapshot, Mode, Refusal, Snapshot};
 
 use super::status::seconds;
 
@@ -41,6 +41,8 @@ pub struct Hold {
 impl Admission {
     pub fn of(snapshot: &Snapshot) -> Self {
         let DoorSnapshot { mode, held, longest, needed_tokens, counters, holds } = &snapshot.door;
+        let line_full = snapshot.refused.iter().find(|(reason, _)| *reason == Refusal::LineFull);
+        let refused = line_full.map_or(0, |(_, count)| *count);
         let mode = match snapshot.mode {
             Mode::Affinity => *mode,
             Mode::LeastLoaded => AdmissionMode::Off,
@@ -53,7 +55,7 @@ impl Admission {
             held_turns_total: counters.held,
             forced_turns_total: counters.forced,
             left_turns_total: counters.left,
-            refused_turns_total: counters.refused,
+            refused_turns_total: refused,
             parked_conversations_total: counters.parked,
             hold: Hold::from(holds),
         }

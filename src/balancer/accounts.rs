@@ -14,9 +14,9 @@ impl Balancer {
     pub fn charge(&mut self, ticket: &Ticket, cost: &Cost, now: Duration) -> Bill {
         let bill = self.bill(ticket, cost);
         let before = ticket.bound().and_then(|key| self.memory.pins.at(key)).map_or(0, |pin| pin.footprint());
-        let replica = &mut self.replicas[ticket.replica.index()];
-        replica.ledger.book(&bill, cost);
-        replica.computed = replica.computed.wrapping_add((bill.computed + bill.completion) as u32);
+        let books = self.replicas.books(ticket.replica);
+        books.ledger.book(&bill, cost);
+        *books.computed = books.computed.wrapping_add((bill.computed + bill.completion) as u32);
         if let Some(prompt) = cost.prompt {
             self.bytes_per_token.learn(cost.request_bytes, prompt);
             if let Some(conversation) = ticket.bound() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::Balancer;
-use super::admission::{AdmissionMode, Claim, Place, Waiting};
+use super::admission::{AdmissionMode, Claim, Look, Place, Waiting};
 use super::choice::Choice;
 use super::cost::{Bill, ColdReason, Cost};
 use super::placement::Weigh;
@@ -41,7 +41,6 @@ impl Balancer {
         };
         if self.door.line.turns() >= self.policy.admission.held_max {
             self.refused[Refusal::LineFull as usize] += 1;
-            self.door.counters.refused += 1;
             return Err(Refusal::LineFull);
         }
         // When it comes to the door and not when it gets in: the wait in between is no pause of its client.
@@ -103,6 +102,7 @@ impl Balancer {
             }
             return;
         }
+        let look = Look::new(self.policy.admission, now);
         let mut shut = vec![false; self.replicas.len()];
         let mut index = 0;
         while let Some(waiting) = self.door.line.get(index).copied() {
@@ -110,7 +110,7 @@ impl Balancer {
                 index += 1;
                 continue;
             }
-            match self.room_for(&waiting, &shut, now) {
+            match self.room_for(&waiting, &shut, &look) {
                 Some(replica) => self.seat(index, &waiting, replica, now),
                 None => {
                     self.rotate(&waiting, &shut, now);
@@ -174,17 +174,34 @@ impl Balancer {
     }
 
     /// The replica where somebody who waits gets in; the residents who had to go for it are gone then.
-    fn room_for(&mut self, waiting: &Waiting, shut: &[bool], now: Duration) -> Option<ReplicaId> {
-        let home = waiting.home.filter(|home| self.is_open(*home));
-        if let Some(home) = home.filter(|home| !self.has_lost(waiting, *home)) {
-            return self.make_room(home, waiting, shut, now).then_some(home);
+    fn room_for(&mut self, waiting: &Waiting, shut: &[bool], look: &Look) -> Option<ReplicaId> {
+        let is_overdue = self.is_overdue(waiting, look.now);
+        let takes = |id: ReplicaId| {
+            let fits = || self.going_for(id, waiting, look).is_some();
+            !shut[id.index()] && (is_overdue && waiting.home == Some(id) || fits())
+        };
+        let home = waiting.home.filter(|home| self.is_open(*home) && !self.has_lost(waiting, *home));
+        let found = match home {
+            Some(home) => Some(home).filter(|home| takes(*home)),
+            None if !is_overdue && look.is_misfit(waiting.need) => None,
+            None => {
+                let least_loaded = |suits: &dyn Fn(ReplicaId) -> bool| {
+                    self.field_of_all(look.now).least_loaded_of(Weigh::Residents, &self.rotation, suits)
+                };
+                match least_loaded(&takes) {
+                    None if is_overdue => least_loaded(&|id| !shut[id.index()]),
+                    None => {
+                        look.note_misfit(waiting.need, self.door.rooms.shared());
+                        None
+                    }
+                    Some(roomy) => Some(roomy),
+                }
+            }
+        }?;
+        for conversation in self.going_for(found, waiting, look).unwrap_or_default() {
+            self.door.rooms.dismiss(conversation);
         }
-        let field = self.field_of_all(now);
-        let mut candidates: Vec<_> = field.by_load(Weigh::Residents, &self.rotation).collect();
-        candidates.retain(|id| !shut[id.index()]);
-        let overdue = self.is_overdue(waiting, now);
-        let roomy = candidates.iter().copied().find(|id| self.make_room(*id, waiting, shut, now));
-        roomy.or_else(|| candidates.first().copied().filter(|_| overdue))
+        Some(found)
     }
 
     /// Whether nothing is left of a conversation in the cache that it waits for, so that it may as well go elsewhere.
@@ -198,25 +215,14 @@ impl Balancer {
         computed_since >= capacity
     }
 
-    fn make_room(&mut self, id: ReplicaId, waiting: &Waiting, shut: &[bool], now: Duration) -> bool {
-        let is_shut = shut[id.index()];
-        let policy = self.policy.admission;
+    /// The residents who have to go for somebody to fit on a replica; `None` if that is not enough.
+    fn going_for(&self, id: ReplicaId, waiting: &Waiting, look: &Look) -> Option<Vec<ConversationKey>> {
+        let cold_max = look.policy.tuning.cold_max;
         let cold = self.door.rooms.room(id).map_or(0, |room| room.cold);
-        let is_busy = policy.tuning.cold_max > 0 && cold >= policy.tuning.cold_max;
-        let going = match self.capacity(id) {
-            _ if is_shut || is_busy => None,
-            Some(capacity) => self.door.room_for(id, waiting.need, capacity, &policy, now),
+        match self.capacity(id) {
+            _ if cold_max > 0 && cold >= cold_max => None,
+            Some(capacity) => self.door.room_for(id, waiting.need, capacity, look),
             None => Some(Vec::new()),
-        };
-        match going {
-            Some(going) => {
-                for conversation in going {
-                    self.door.rooms.dismiss(conversation);
-                }
-                true
-            }
-            None if !is_shut && waiting.home == Some(id) && self.is_overdue(waiting, now) => true,
-            None => false,
         }
     }
 
@@ -290,7 +296,7 @@ impl Balancer {
     }
 
     fn is_open(&self, id: ReplicaId) -> bool {
-        self.replicas.get(id.index()).is_some_and(super::Replica::serves)
+        self.replicas.serves(id)
     }
 
     /// A turn that was given a slot takes its room.

@@ -8,13 +8,12 @@
 
 mod kept;
 
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::Hasher;
 use std::time::Duration;
-
-use hashlink::LinkedHashMap;
 
 use crate::conversation::ConversationKey;
 
+use super::lists::{Lists, Slot};
 use super::pin::{Pin, Tokens, millis};
 use super::recent::SWEEP_MAX;
 use super::replica::ReplicaId;
@@ -41,6 +40,13 @@ pub struct Held {
     pub active_tokens: u64,
 }
 
+/// How many conversations are active at one moment.
+pub struct Active<'a> {
+    held: &'a [Held],
+    /// Where those are pinned that are no longer; `None` behind the last of them.
+    overdue: [Option<ReplicaId>; SWEEP_MAX],
+}
+
 /// Bounds of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -54,22 +60,16 @@ pub struct Bounds {
 #[derive(Debug)]
 pub struct Affinity {
     bounds: Bounds,
-    active: Pins,
-    idle: Pins,
+    /// In the lists [`ACTIVE`] and [`IDLE`].
+    pins: Lists<ConversationKey, Pin, 2>,
     /// Indexed by [`ReplicaId`].
     held: Vec<Held>,
     /// How often each replica has lost its cache, modulo 2^16; indexed likewise, and 0 for those beyond its end.
     epochs: Vec<u16>,
 }
 
-/// In which list a pin stands.
-#[derive(Clone, Copy, Debug)]
-enum List {
-    Active,
-    Idle,
-}
-
-type Pins = LinkedHashMap<ConversationKey, Pin, BuildHasherDefault<KeyHasher>>;
+const ACTIVE: usize = 0;
+const IDLE: usize = 1;
 
 /// Passes the key through: a [`ConversationKey`] is already the output of a keyed hash, so it needs no second one.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Hasher for KeyHasher {
 
 impl Affinity {
     pub fn new(bounds: Bounds) -> Self {
-        Affinity { bounds, active: Pins::default(), idle: Pins::default(), held: Vec::new(), epochs: Vec::new() }
+        Affinity { bounds, pins: Lists::new(), held: Vec::new(), epochs: Vec::new() }
     }
 
     /// Changes the bounds; entries over the new ones go as turns arrive.
@@ -103,7 +103,7 @@ impl Affinity {
 
     /// The number of pins that are remembered.
     pub fn len(&self) -> usize {
-        self.active.len() + self.idle.len()
+        self.pins.len()
     }
 
     /// How many conversations `replica` holds.
@@ -111,13 +111,13 @@ impl Affinity {
         self.held.get(replica.index()).copied().unwrap_or_default()
     }
 
-    /// How many conversations on `replica` are active, without those that the next sweep puts to rest. Costs a step for
-    /// each of these; a table that is swept with every turn has few.
-    pub fn active(&self, replica: ReplicaId, now: Duration) -> u32 {
-        let overdue =
-            self.overdue(now).filter(|pin| pin.in_flight == 0 && pin.replica == replica && self.has_claim(pin));
-        let overdue = overdue.count();
-        self.held(replica).active.saturating_sub(overdue as u32)
+    /// How many conversations are active where, without those that the next sweep puts to rest. Costs a step for each of
+    /// these; a table that is swept with every turn has few.
+    pub fn active(&self, now: Duration) -> Active<'_> {
+        let mut active = Active { held: &self.held, overdue: [None; SWEEP_MAX] };
+        let overdue = self.overdue(now).filter(|pin| pin.in_flight == 0 && self.has_claim(pin));
+        active.overdue.iter_mut().zip(overdue).for_each(|(place, pin)| *place = Some(pin.replica));
+        active
     }
 
     /// The cache of a replica is gone: no pin has a claim on it any more.
@@ -142,12 +142,12 @@ impl Affinity {
 
     /// Whether there is a pin, even one that is past its idle age.
     pub fn contains(&self, key: ConversationKey) -> bool {
-        self.active.contains_key(&key) || self.idle.contains_key(&key)
+        self.pins.find(key).is_some()
     }
 
     /// The pin of a conversation as it is, even one that is past its idle age.
     pub fn at(&self, key: ConversationKey) -> Option<&Pin> {
-        self.active.get(&key).or_else(|| self.idle.get(&key))
+        self.pins.get(key)
     }
 
     /// The pin of a conversation as it is, unless it is past its idle age.
@@ -158,50 +158,54 @@ impl Affinity {
 
     /// All pins, the one used last first.
     pub fn by_recency(&self) -> impl Iterator<Item = (ConversationKey, &Pin)> {
-        self.active.iter().rev().chain(self.idle.iter().rev()).map(|(key, pin)| (*key, pin))
+        self.pins.newest(ACTIVE).chain(self.pins.newest(IDLE))
     }
 
     /// The pin of a conversation, marked as used now. A pin past its idle age is forgotten instead.
     pub fn touch(&mut self, key: ConversationKey, now: Duration) -> Option<&mut Pin> {
-        // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
-        if self.active.get(&key).is_some_and(|pin| !self.is_forgotten(pin, now)) {
-            let pin = self.active.to_back(&key)?;
-            pin.last_used_ms = millis(now);
-            return Some(pin);
-        }
-        let pin = self.take(key)?;
-        if self.is_forgotten(&pin, now) {
+        let slot = self.pins.find(key)?;
+        if self.is_forgotten(self.pins.at(slot), now) {
+            self.remove(slot);
             return None;
         }
-        Some(self.put(key, Pin { last_used_ms: millis(now), ..pin }))
+        // A turn touches its pin four times, and all but the first find it active: it only changes its place in the list.
+        if self.pins.list_at(slot) == IDLE {
+            return Some(self.change(slot, now, |_| {}));
+        }
+        self.pins.move_to(slot, ACTIVE);
+        let pin = self.pins.at_mut(slot);
+        pin.last_used_ms = millis(now);
+        Some(pin)
     }
 
     /// Pins a conversation that has no pin, or one past its idle age.
     pub fn insert(&mut self, key: ConversationKey, pin: Pin, now: Duration) -> &mut Pin {
-        self.take(key);
-        while self.len() >= self.bounds.entries_max {
-            self.forget_oldest();
-        }
+        self.forget(key);
+        self.make_room();
         let epoch = self.epoch(pin.replica);
-        self.put(key, Pin { epoch, last_used_ms: millis(now), ..pin })
+        let slot = self.put(key, Pin { epoch, last_used_ms: millis(now), ..pin }, ACTIVE);
+        self.pins.at_mut(slot)
     }
 
     /// Moves a conversation to another replica; the old one is remembered until the new one has served it.
     pub fn repin(&mut self, key: ConversationKey, replica: ReplicaId, now: Duration) -> Option<&mut Pin> {
-        let pin = self.take(key)?;
-        let (previous, previous_epoch) =
-            if pin.proven { (Some(pin.replica), pin.epoch) } else { (pin.previous, pin.previous_epoch) };
+        let slot = self.pins.find(key)?;
         let epoch = self.epoch(replica);
-        let pin = Pin { replica, epoch, previous, previous_epoch, proven: false, last_used_ms: millis(now), ..pin };
-        Some(self.put(key, pin))
+        Some(self.change(slot, now, |pin| {
+            if pin.proven {
+                (pin.previous, pin.previous_epoch) = (Some(pin.replica), pin.epoch);
+            }
+            (pin.replica, pin.epoch, pin.proven) = (replica, epoch, false);
+        }))
     }
 
     /// A turn of the conversation was measured.
     pub fn measure(&mut self, key: ConversationKey, tokens: Tokens) {
-        let Some(pin) = self.active.get_mut(&key) else {
+        let Some(slot) = self.pins.find(key).filter(|slot| self.pins.list_at(*slot) == ACTIVE) else {
             // A turn that ends touches its pin first, so this is one that was forgotten meanwhile.
             return;
         };
+        let pin = self.pins.at_mut(slot);
         let before = pin.footprint();
         pin.measure(tokens);
         let pin = *pin;
@@ -217,49 +221,53 @@ impl Affinity {
         if home != replica || proven {
             return;
         }
-        if let Some(pin) = self.take(key) {
-            self.put(key, Pin { proven: true, previous: None, ..pin });
+        if let Some(slot) = self.pins.find(key) {
+            self.change(slot, now, |pin| (pin.proven, pin.previous) = (true, None));
         }
     }
 
     /// Gives up a pin that was never proven: back to the replica before it, or forgotten.
     pub fn give_up(&mut self, key: ConversationKey, now: Duration) {
-        let Some(pin) = self.take(key) else { return };
-        if let Some(previous) = pin.previous {
-            let epoch = pin.previous_epoch;
-            self.put(
-                key,
-                Pin { replica: previous, epoch, previous: None, proven: true, last_used_ms: millis(now), ..pin },
-            );
-        }
+        let Some(slot) = self.pins.find(key) else { return };
+        let Pin { previous: Some(previous), previous_epoch, .. } = *self.pins.at(slot) else {
+            self.remove(slot);
+            return;
+        };
+        self.change(slot, now, |pin| {
+            (pin.replica, pin.epoch, pin.previous, pin.proven) = (previous, previous_epoch, None, true);
+        });
     }
 
     /// Forgets a conversation's pin.
     pub fn forget(&mut self, key: ConversationKey) {
-        self.take(key);
+        if let Some(slot) = self.pins.find(key) {
+            self.remove(slot);
+        }
     }
 
     /// Ages a bounded number of pins: active ones become idle, idle ones past their age, or over a bound that a reload
     /// has lowered, are forgotten.
     pub fn sweep(&mut self, now: Duration) {
         for _ in 0..SWEEP_MAX {
-            let Some((&key, pin)) = self.active.front() else { break };
+            let Some(slot) = self.pins.first(ACTIVE) else { break };
+            let pin = *self.pins.at(slot);
             if pin.idle(now) <= ACTIVE_WINDOW {
                 break;
             }
             if pin.in_flight > 0 {
-                self.touch(key, now);
-            } else if let Some(pin) = self.take(key) {
-                *self.place_of(&pin, List::Idle) += 1;
-                self.idle.insert(key, pin);
+                self.change(slot, now, |_| {});
+            } else {
+                self.count_out(&pin, ACTIVE);
+                self.pins.move_to(slot, IDLE);
+                self.count_in(&pin, IDLE);
             }
         }
         for _ in 0..SWEEP_MAX {
-            let Some((&key, pin)) = self.idle.front() else { break };
-            if pin.idle(now) <= self.bounds.idle_max && self.len() <= self.bounds.entries_max {
+            let Some(slot) = self.pins.first(IDLE) else { break };
+            if self.pins.at(slot).idle(now) <= self.bounds.idle_max && self.len() <= self.bounds.entries_max {
                 break;
             }
-            self.take(key);
+            self.remove(slot);
         }
     }
 
@@ -269,57 +277,65 @@ impl Affinity {
 
     /// The active pins that the next sweep looks at.
     fn overdue(&self, now: Duration) -> impl Iterator<Item = &Pin> {
-        self.active.values().take(SWEEP_MAX).take_while(move |pin| pin.idle(now) > ACTIVE_WINDOW)
+        let oldest = self.pins.iter(ACTIVE).map(|(_, pin)| pin).take(SWEEP_MAX);
+        oldest.take_while(move |pin| pin.idle(now) > ACTIVE_WINDOW)
     }
 
-    fn forget_oldest(&mut self) {
-        let oldest = self.idle.front().or_else(|| self.active.front()).map(|(&key, _)| key);
-        if let Some(key) = oldest {
-            self.take(key);
+    /// Forgets those unused for longest until there is room for one more.
+    fn make_room(&mut self) {
+        while self.len() >= self.bounds.entries_max {
+            let Some(slot) = self.pins.first(IDLE).or_else(|| self.pins.first(ACTIVE)) else { return };
+            self.remove(slot);
         }
     }
 
-    fn take(&mut self, key: ConversationKey) -> Option<Pin> {
-        let pin = if let Some(pin) = self.active.remove(&key) {
-            *self.place_of(&pin, List::Active) -= 1;
-            if self.has_claim(&pin) {
-                let held = self.count(pin.replica);
-                held.relatives -= u32::from(pin.has_parent);
-                held.active_tokens -= pin.footprint();
-            }
-            pin
-        } else {
-            let pin = self.idle.remove(&key)?;
-            *self.place_of(&pin, List::Idle) -= 1;
-            pin
-        };
-        if let Some(previous) = pin.previous {
-            self.count(previous).fallback -= 1;
-        }
-        Some(pin)
+    /// Changes a pin, which is used by that.
+    fn change(&mut self, slot: Slot, now: Duration, change: impl FnOnce(&mut Pin)) -> &mut Pin {
+        let before = *self.pins.at(slot);
+        self.count_out(&before, self.pins.list_at(slot));
+        self.pins.move_to(slot, ACTIVE);
+        let pin = self.pins.at_mut(slot);
+        change(pin);
+        pin.last_used_ms = millis(now);
+        let after = *pin;
+        self.count_in(&after, ACTIVE);
+        self.pins.at_mut(slot)
     }
 
-    fn put(&mut self, key: ConversationKey, pin: Pin) -> &mut Pin {
-        *self.place_of(&pin, List::Active) += 1;
-        if self.has_claim(&pin) {
-            let held = self.count(pin.replica);
+    fn put(&mut self, key: ConversationKey, pin: Pin, list: usize) -> Slot {
+        self.count_in(&pin, list);
+        self.pins.push(key, pin, list)
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        let list = self.pins.list_at(slot);
+        let pin = self.pins.remove(slot);
+        self.count_out(&pin, list);
+    }
+
+    fn count_in(&mut self, pin: &Pin, list: usize) {
+        let (has_claim, footprint) = (self.has_claim(pin), pin.footprint());
+        let held = self.count(pin.replica);
+        *held.place_of(list, has_claim) += 1;
+        if list == ACTIVE && has_claim {
             held.relatives += u32::from(pin.has_parent);
-            held.active_tokens += pin.footprint();
+            held.active_tokens += footprint;
         }
         if let Some(previous) = pin.previous {
             self.count(previous).fallback += 1;
         }
-        self.active.entry(key).or_insert(pin)
     }
 
-    /// The count that a pin in a list is part of.
-    fn place_of(&mut self, pin: &Pin, list: List) -> &mut u32 {
-        let has_claim = self.has_claim(pin);
+    fn count_out(&mut self, pin: &Pin, list: usize) {
+        let (has_claim, footprint) = (self.has_claim(pin), pin.footprint());
         let held = self.count(pin.replica);
-        match list {
-            List::Active if has_claim => &mut held.active,
-            List::Idle if has_claim => &mut held.idle,
-            List::Active | List::Idle => &mut held.lost,
+        *held.place_of(list, has_claim) -= 1;
+        if list == ACTIVE && has_claim {
+            held.relatives -= u32::from(pin.has_parent);
+            held.active_tokens -= footprint;
+        }
+        if let Some(previous) = pin.previous {
+            self.count(previous).fallback -= 1;
         }
     }
 
@@ -334,33 +350,39 @@ impl Affinity {
     /// Panics unless the counts agree with the pins, every pin stands in one list, and the lists are ordered by use.
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
-        let mut held = vec![Held::default(); self.held.len()];
-        for pin in self.active.values() {
-            let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
-            *if has_claim { &mut held.active } else { &mut held.lost } += 1;
-            if has_claim {
-                held.relatives += u32::from(pin.has_parent);
-                held.active_tokens += pin.footprint();
-            }
-        }
-        for (key, pin) in &self.idle {
-            let (held, has_claim) = (&mut held[pin.replica.index()], self.has_claim(pin));
-            *if has_claim { &mut held.idle } else { &mut held.lost } += 1;
-            assert!(!self.active.contains_key(key), "a conversation stands in both lists");
-            assert_eq!(pin.in_flight, 0, "a conversation in flight is idle");
-        }
-        for list in [&self.active, &self.idle] {
+        self.pins.check_invariants();
+        let mut counted = Affinity { held: vec![Held::default(); self.held.len()], ..Affinity::new(self.bounds) };
+        counted.epochs.clone_from(&self.epochs);
+        for list in [ACTIVE, IDLE] {
             let mut newest = 0;
-            for (key, pin) in list {
-                if let Some(previous) = pin.previous {
-                    held[previous.index()].fallback += 1;
-                }
+            for (key, pin) in self.pins.iter(list) {
+                counted.count_in(pin, list);
+                assert!(list == ACTIVE || pin.in_flight == 0, "a conversation in flight is idle");
                 assert!(pin.last_used_ms >= newest, "a list is out of order");
                 newest = pin.last_used_ms;
                 assert!(pin.previous.is_none() || !pin.proven, "a proven pin remembers another");
-                assert_ne!(pin.parent(), Some(*key), "a conversation is its own parent");
+                assert_ne!(pin.parent(), Some(key), "a conversation is its own parent");
             }
         }
-        assert_eq!(held, self.held, "the counts do not agree with the pins");
+        assert_eq!(counted.held, self.held, "the counts do not agree with the pins");
+    }
+}
+
+impl Active<'_> {
+    pub fn on(&self, replica: ReplicaId) -> u32 {
+        let overdue = self.overdue.iter().map_while(|place| *place).filter(|id| *id == replica).count();
+        let active = self.held.get(replica.index()).map_or(0, |held| held.active);
+        active.saturating_sub(overdue as u32)
+    }
+}
+
+impl Held {
+    /// The count that a pin in a list is part of.
+    fn place_of(&mut self, list: usize, has_claim: bool) -> &mut u32 {
+        match list {
+            _ if !has_claim => &mut self.lost,
+            ACTIVE => &mut self.active,
+            _ => &mut self.idle,
+        }
     }
 }

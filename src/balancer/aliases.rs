@@ -106,7 +106,7 @@ impl Aliases {
     /// The names that were used at or after `since`, `max` at most, in the order of use.
     pub fn export_since(&self, since: Duration, max: usize, at: Duration) -> Vec<AliasRecord> {
         let mut records: Vec<_> =
-            self.names.used_since(since, max).map(|(name, entry)| record(*name, entry, at)).collect();
+            self.names.used_since(since, max).map(|(name, entry)| record(name, entry, at)).collect();
         records.reverse();
         records
     }

@@ -174,8 +174,8 @@ impl Balancer {
 
     /// Whether a replica is under its spill threshold.
     fn has_room(&self, id: ReplicaId) -> bool {
-        let replica = &self.replicas[id.index()];
-        replica.load.in_flight() < self.threshold(replica)
+        let row = &self.replicas.rows()[id.index()];
+        row.in_flight < row.spill_threshold
     }
 
     pub(super) fn threshold(&self, replica: &Replica) -> u32 {

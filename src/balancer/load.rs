@@ -136,21 +136,22 @@ impl Load {
         self.in_flight > 0 || self.scrape.is_some_and(|scrape| !scrape.is_idle())
     }
 
-    /// Requests on the replica: kvpin's own, and those of others if a scrape that still counts saw any.
-    pub fn pressure(&self, now: Duration) -> u32 {
-        self.in_flight + if self.is_fresh(now) { self.foreign } else { 0 }
+    /// Requests of others that the newest scrape saw. They count until [`Load::fresh_until`], as the next does.
+    pub fn foreign(&self) -> u32 {
+        self.foreign
     }
 
     /// KV use in tenths, 0 to 10, 0 when not known. Coarse, so that noise does not decide where equals differ.
-    pub fn kv_use_tenths(&self, now: Duration) -> u32 {
+    pub fn kv_use_tenths(&self) -> u8 {
         match &self.scrape {
             // Only live requests hold blocks: a gauge that stands above 0 without any is stuck.
-            Some(scrape) if self.is_fresh(now) && !scrape.is_idle() => (scrape.kv_use.clamp(0.0, 1.0) * 10.0) as u32,
+            Some(scrape) if !scrape.is_idle() => (scrape.kv_use.clamp(0.0, 1.0) * 10.0) as u8,
             _ => 0,
         }
     }
 
-    fn is_fresh(&self, now: Duration) -> bool {
-        self.scrape.is_some_and(|scrape| now.saturating_sub(scrape.at) <= SCRAPE_AGE_MAX)
+    /// The last moment at which the newest scrape says something about the load.
+    pub fn fresh_until(&self) -> Duration {
+        self.scrape.map_or(Duration::ZERO, |scrape| scrape.at + SCRAPE_AGE_MAX)
     }
 }

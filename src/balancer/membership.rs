@@ -14,9 +14,7 @@ impl Balancer {
         self.changes += 1;
         self.policy = policy;
         self.memory.set_bounds(policy.bounds);
-        for replica in &mut self.replicas {
-            replica.membership = Membership::Retired;
-        }
+        self.replicas.change_all(&policy, |replica| replica.membership = Membership::Retired);
         for spec in specs {
             self.configure_replica(Arc::new(spec), now);
         }
@@ -25,15 +23,15 @@ impl Balancer {
     }
 
     fn configure_replica(&mut self, spec: Arc<ReplicaSpec>, now: Duration) {
-        if let Some(known) = self.replicas.iter_mut().find(|replica| replica.spec.same_engine(&spec)) {
-            known.configure(spec, now);
-        } else if let Some(free) = self.unused() {
-            self.replicas[free] = Replica::new(spec, now);
-            if let Some(id) = ReplicaId::from_index(free) {
-                self.door.rooms.empty(id);
-            }
+        let index_of = |known: Option<usize>| known.and_then(ReplicaId::from_index);
+        let known = self.replicas.iter().position(|replica| replica.spec.same_engine(&spec));
+        if let Some(id) = index_of(known) {
+            self.replicas.change(id, &self.policy, |replica| replica.configure(spec, now));
+        } else if let Some(id) = index_of(self.unused()) {
+            self.replicas.change(id, &self.policy, |replica| *replica = Replica::new(spec, now));
+            self.door.rooms.empty(id);
         } else {
-            self.replicas.push(Replica::new(spec, now));
+            self.replicas.push(Replica::new(spec, now), &self.policy);
         }
     }
 

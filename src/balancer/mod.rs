@@ -22,6 +22,7 @@ mod export;
 mod health;
 mod histories;
 mod ledger;
+mod lists;
 mod load;
 mod membership;
 mod memory;
@@ -32,6 +33,7 @@ mod policy;
 mod recent;
 mod records;
 mod replica;
+mod replicas;
 mod restore;
 mod silence;
 mod snapshot;
@@ -75,6 +77,7 @@ use ledger::BytesPerToken;
 use memory::Memory;
 use placement::Rotation;
 use replica::Replica;
+use replicas::Replicas;
 
 /// News that nobody has taken. The shell takes them after every call, so that this bounds only what a caller without one holds.
 const NEWS_MAX: usize = 1_024;
@@ -83,7 +86,7 @@ const NEWS_MAX: usize = 1_024;
 #[derive(Debug)]
 pub struct Balancer {
     policy: Policy,
-    replicas: Vec<Replica>,
+    replicas: Replicas,
     memory: Memory,
     door: Door,
     bytes_per_token: BytesPerToken,
@@ -99,7 +102,7 @@ impl Balancer {
     pub fn new(policy: Policy, specs: Vec<ReplicaSpec>, now: Duration) -> Self {
         let mut balancer = Balancer {
             policy,
-            replicas: Vec::new(),
+            replicas: Replicas::default(),
             memory: Memory::new(policy.bounds),
             door: Door::new(),
             bytes_per_token: BytesPerToken::new(),
@@ -172,9 +175,10 @@ impl Balancer {
         if outcome != Outcome::MovedOn {
             self.count(&mut ticket);
         }
-        let replica = &mut self.replicas[ticket.replica.index()];
-        replica.counters.count_outcome(outcome);
-        replica.end(now);
+        self.replicas.change(ticket.replica, &self.policy, |replica| {
+            replica.counters.count_outcome(outcome);
+            replica.end(now);
+        });
         self.note_drained(ticket.replica);
         self.memory.release(&ticket, now);
         self.unclaim(&ticket, now);
@@ -183,9 +187,7 @@ impl Balancer {
 
     /// The engine told its `max_num_seqs`. It is used where the configuration has none.
     pub fn set_max_num_seqs(&mut self, id: ReplicaId, max_num_seqs: u32) {
-        if let Some(replica) = self.replicas.get_mut(id.index()) {
-            replica.reported_max_num_seqs = Some(max_num_seqs);
-        }
+        self.replicas.change(id, &self.policy, |replica| replica.reported_max_num_seqs = Some(max_num_seqs));
     }
 
     /// The configured replica of that name.
@@ -236,7 +238,7 @@ impl Balancer {
 
     /// Takes a choice up: the slot, and what it means for the conversation.
     fn take(&mut self, choice: &Choice, turn: &Turn<'_>, now: Duration) -> Ticket {
-        self.replicas[choice.replica.index()].begin(now);
+        self.replicas.change(choice.replica, &self.policy, |replica| replica.begin(now));
         if choice.by_load {
             self.rotation.turn_past(choice.replica);
         }
@@ -250,7 +252,7 @@ impl Balancer {
 
     fn count(&mut self, ticket: &mut Ticket) {
         if !std::mem::replace(&mut ticket.counted, true) {
-            self.replicas[ticket.replica.index()].counters.count_decision(ticket.decision);
+            self.replicas.books(ticket.replica).counters.count_decision(ticket.decision);
         }
     }
 
@@ -266,9 +268,10 @@ impl Balancer {
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
         self.memory.check_invariants();
+        self.replicas.check_invariants(&self.policy);
         self.door.rooms.check_invariants();
         self.door.line.check_invariants();
-        for replica in &self.replicas {
+        for replica in self.replicas.iter() {
             assert!(replica.membership == Membership::Configured || !replica.serves(), "a retired replica serves");
             assert!(
                 replica.health().serves() || !replica.serves(),
@@ -280,6 +283,6 @@ impl Balancer {
     /// Puts a replica in a state, however it would come to it.
     #[cfg(test)]
     pub fn set_health(&mut self, id: ReplicaId, health: Health, now: Duration) {
-        self.replicas[id.index()].vitals.set(health, now);
+        self.replicas.change(id, &self.policy, |replica| replica.vitals.set(health, now));
     }
 }

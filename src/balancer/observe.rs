@@ -41,9 +41,7 @@ impl Balancer {
 
     /// A scrape of the replica is being asked for.
     pub fn scrape_begins(&mut self, id: ReplicaId) {
-        if let Some(replica) = self.replicas.get_mut(id.index()) {
-            replica.load.scrape_begins();
-        }
+        self.replicas.change(id, &self.policy, |replica| replica.load.scrape_begins());
     }
 
     /// What the replica's engine said of itself.
@@ -113,16 +111,18 @@ impl Balancer {
 
     /// Lets something happen to a replica, and draws the conclusions. Returns whether its health is another one.
     fn tend(&mut self, id: ReplicaId, now: Duration, event: impl FnOnce(&mut Replica, &HealthPolicy)) -> bool {
-        let Some(replica) = self.replicas.get_mut(id.index()) else { return false };
-        let (was, since) = (replica.health(), replica.health_since());
-        event(replica, &self.policy.health);
-        let is = replica.health();
-        let spec = Arc::clone(&replica.spec);
-        let restart = replica.vitals.take_restart();
-        if restart.is_some() {
-            replica.counters.restarts += 1;
-            replica.vitals.begin_ramp(now);
-        }
+        let policy = &self.policy;
+        let happened = self.replicas.change(id, policy, |replica| {
+            let (was, since) = (replica.health(), replica.health_since());
+            event(replica, &policy.health);
+            let restart = replica.vitals.take_restart();
+            if restart.is_some() {
+                replica.counters.restarts += 1;
+                replica.vitals.begin_ramp(now);
+            }
+            (was, since, replica.health(), restart)
+        });
+        let Some((was, since, is, restart)) = happened else { return false };
         // vLLM discards its KV cache when it is put to sleep, at either level (`docs/features/sleep_mode.md`).
         let fell_asleep = is == Health::Sleeping && was != is;
         if restart.is_some() || fell_asleep {
@@ -131,10 +131,11 @@ impl Balancer {
             self.door.rooms.empty(id);
         }
         if let Some(cause) = restart {
-            self.tell(News::Restarted { replica: Arc::clone(&spec), cause });
+            self.tell(News::Restarted { replica: Arc::clone(&self.replicas[id.index()].spec), cause });
         }
         if was != is {
-            self.tell(News::Changed { replica: spec, was, is, after: now.saturating_sub(since) });
+            let replica = Arc::clone(&self.replicas[id.index()].spec);
+            self.tell(News::Changed { replica, was, is, after: now.saturating_sub(since) });
         }
         was != is
     }

@@ -43,14 +43,15 @@ impl Balancer {
             if record.is_ordered_to_drain {
                 self.order(target.id, Order::Drain, now);
             }
-            let replica = &mut self.replicas[target.id.index()];
-            // What the pins' marks refer to.
-            if replica.computed == 0 {
-                replica.computed = record.computed;
-            }
-            if let Some(signs) = record.signs {
-                replica.baseline = Some(Scrape { signs, ..Scrape::default() });
-            }
+            self.replicas.change(target.id, &self.policy, |replica| {
+                // What the pins' marks refer to.
+                if replica.computed == 0 {
+                    replica.computed = record.computed;
+                }
+                if let Some(signs) = record.signs {
+                    replica.baseline = Some(Scrape { signs, ..Scrape::default() });
+                }
+            });
         }
         Restore { targets, downtime }
     }

@@ -13,6 +13,7 @@ mod relatives;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::replicas::nanos;
 use super::*;
 use crate::conversation::{Chain, ChainKey, ConversationKey, Link};
 
@@ -112,7 +113,7 @@ fn kvpins_own_turns_in_a_scrape_are_not_counted_twice() {
     let busy = first.replica;
     box_.balancer.scrape_begins(busy);
     box_.balancer.scraped(busy, Scrape { at: box_.now, running: 1, ..Scrape::default() });
-    let load = box_.balancer.replicas[busy.index()].load.pressure(box_.now);
+    let load = box_.balancer.replicas.rows()[busy.index()].pressure(nanos(box_.now));
     assert_eq!(load, 1);
     box_.complete(first);
 }

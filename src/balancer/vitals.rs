@@ -293,6 +293,11 @@ impl Vitals {
         self.clear(now);
     }
 
+    /// From when on it may be given all of its work.
+    pub fn ramps_until(&self, policy: &HealthPolicy) -> Duration {
+        self.recovered.map_or(Duration::ZERO, |recovered| recovered.saturating_add(policy.ramp))
+    }
+
     /// The cache is empty, whatever its health: what it is given has to grow.
     pub fn begin_ramp(&mut self, now: Duration) {
         self.recovered = Some(now);

@@ -3,11 +3,10 @@
 //! An entry that is used meanwhile moves to the end, where the walk comes to it again, so nothing is passed over; it may be
 //! seen twice.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::time::Duration;
 
-use hashlink::LinkedHashMap;
-use hashlink::linked_hash_map::Entry;
+use super::lists::{Lists, Slot};
 
 /// How many of the entries that were looked at last are remembered, to go on behind one of them. The walk loses its place
 /// only if all of them were used or dropped since.
@@ -43,28 +42,26 @@ impl<K: Copy + Eq + Hash> Place<K> {
         Place { footprints: Vec::new(), reached: Duration::ZERO, left: entries.saturating_mul(2).saturating_add(1024) }
     }
 
-    /// Shows `see` the next entries of `table`, `max` at most. After [`Walked::Everything`] it may be called again to see
-    /// what was added or used since.
-    pub fn walk<V: Used, S: BuildHasher>(
+    /// Shows `see` the next entries of a list of `table`, `max` at most. After [`Walked::Everything`] it may be called again to
+    /// see what was added or used since.
+    pub fn walk<V: Copy + Used, const LISTS: usize>(
         &mut self,
-        table: &mut LinkedHashMap<K, V, S>,
+        table: &Lists<K, V, LISTS>,
+        list: usize,
         max: usize,
         mut see: impl FnMut(K, &V),
     ) -> Walked {
-        let mut cursor = match self.footprint_in(table).map(|key| table.entry(key)) {
-            Some(Entry::Occupied(entry)) => {
-                let mut cursor = entry.cursor_mut();
-                cursor.move_next();
-                cursor
-            }
-            Some(Entry::Vacant(_)) | None => table.cursor_front_mut(),
+        let mut next = match self.footprint_in(table, list) {
+            Some(slot) => table.behind(slot),
+            None => table.first(list),
         };
         for _ in 0..max {
-            let Some((&key, value)) = cursor.current() else { return Walked::Everything };
+            let Some(slot) = next else { return Walked::Everything };
             if self.left == 0 {
                 return Walked::Everything;
             }
             self.left -= 1;
+            let (key, value) = (table.key_at(slot), table.at(slot));
             let used = value.last_used();
             // Less only where the place was lost and the walk has begun anew: it was seen before.
             if used >= self.reached {
@@ -72,15 +69,22 @@ impl<K: Copy + Eq + Hash> Place<K> {
                 self.reached = used;
             }
             self.leave(key, used);
-            cursor.move_next();
+            next = table.behind(slot);
         }
         Walked::More
     }
 
     /// The newest footprint that still is where it was left.
-    fn footprint_in<V: Used, S: BuildHasher>(&self, table: &LinkedHashMap<K, V, S>) -> Option<K> {
-        let is_in_place = |(key, used): &&(K, Duration)| table.get(key).is_some_and(|value| value.last_used() == *used);
-        self.footprints.iter().rev().find(is_in_place).map(|(key, _)| *key)
+    fn footprint_in<V: Copy + Used, const LISTS: usize>(
+        &self,
+        table: &Lists<K, V, LISTS>,
+        list: usize,
+    ) -> Option<Slot> {
+        let in_place = |(key, used): &(K, Duration)| {
+            let is_in_place = |slot: &Slot| table.list_at(*slot) == list && table.at(*slot).last_used() == *used;
+            table.find(*key).filter(is_in_place)
+        };
+        self.footprints.iter().rev().find_map(in_place)
     }
 
     fn leave(&mut self, key: K, used: Duration) {
@@ -91,19 +95,21 @@ impl<K: Copy + Eq + Hash> Place<K> {
     }
 }
 
-/// The entries that were used at or after `since`, `max` at most, the newest first.
-pub fn used_since<K, V: Used, S>(
-    table: &LinkedHashMap<K, V, S>,
+/// The entries of a list that were used at or after `since`, `max` at most, the newest first.
+pub fn used_since<K: Copy + Eq + Hash, V: Copy + Used, const LISTS: usize>(
+    table: &Lists<K, V, LISTS>,
+    list: usize,
     since: Duration,
     max: usize,
-) -> impl Iterator<Item = (&K, &V)> {
-    table.iter().rev().take_while(move |(_, value)| value.last_used() >= since).take(max)
+) -> impl Iterator<Item = (K, &V)> {
+    table.newest(list).take_while(move |(_, value)| value.last_used() >= since).take(max)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[derive(Clone, Copy)]
     struct Entry(u64);
 
     impl Used for Entry {
@@ -112,10 +118,14 @@ mod tests {
         }
     }
 
-    type Table = LinkedHashMap<u64, Entry>;
+    type Table = Lists<u64, Entry, 1>;
 
     fn table(entries: u64) -> Table {
-        (0..entries).map(|number| (number, Entry(number))).collect()
+        let mut table = Table::new();
+        for number in 0..entries {
+            table.push(number, Entry(number), 0);
+        }
+        table
     }
 
     /// Walks in parts of `max`; `between` changes the table after each.
@@ -123,7 +133,7 @@ mod tests {
         let mut place = Place::at_start(table.len());
         let mut seen = Vec::new();
         for part in 0.. {
-            if place.walk(table, max, |key, _| seen.push(key)) == Walked::Everything {
+            if place.walk(table, 0, max, |key, _| seen.push(key)) == Walked::Everything {
                 return seen;
             }
             between(table, part);
@@ -132,7 +142,9 @@ mod tests {
     }
 
     fn touch(table: &mut Table, key: u64, now: u64) {
-        *table.to_back(&key).expect("it is there") = Entry(now);
+        let slot = table.find(key).expect("it is there");
+        table.move_to(slot, 0);
+        *table.at_mut(slot) = Entry(now);
     }
 
     #[test]
@@ -149,7 +161,7 @@ mod tests {
             if part == 0 {
                 touch(table, 3, 100);
                 touch(table, 15, 101);
-                table.insert(50, Entry(102));
+                table.push(50, Entry(102), 0);
             }
         });
         let (first, last) = seen.split_at(seen.len() - 3);
@@ -164,7 +176,11 @@ mod tests {
             // Every entry that the walk has seen so far is used or dropped.
             for key in 0..(part as u64 + 1) * 50 {
                 match key % 2 {
-                    0 => drop(table.remove(&key)),
+                    0 => {
+                        if let Some(slot) = table.find(key) {
+                            table.remove(slot);
+                        }
+                    }
                     _ if part < 3 => {
                         now += 1;
                         touch(table, key, now);
@@ -185,7 +201,7 @@ mod tests {
         let mut next = 1_000;
         let seen = walked(&mut table(100), 10, |table, _| {
             for _ in 0..20 {
-                table.insert(next, Entry(next));
+                table.push(next, Entry(next), 0);
                 next += 1;
             }
         });
@@ -197,7 +213,7 @@ mod tests {
         let table = table(10);
         let keys = |since, max| {
             let since = Duration::from_secs(since);
-            used_since(&table, since, max).map(|(key, _)| *key).collect::<Vec<_>>()
+            used_since(&table, 0, since, max).map(|(key, _)| key).collect::<Vec<_>>()
         };
         assert_eq!(keys(7, 100), [9, 8, 7]);
         assert_eq!(keys(0, 2), [9, 8]);

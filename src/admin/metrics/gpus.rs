@@ -1,7 +1,5 @@
 //! Families of the GPUs: name, kind, help, labels and source side by side. A figure that a GPU doesn't tell has no series.
 
-use prometheus::Registry;
-
 use crate::gpu::{Figures, Gpu};
 
 use super::super::{View, gpus};
@@ -92,27 +90,26 @@ const OF_REPLICA: Family<u32> = Family {
     values: |_| vec![("", 1.0)],
 };
 
-pub(super) fn render(view: &View, registry: &Registry) -> prometheus::Result<()> {
+pub(super) fn render(view: &View, page: &mut String) {
     for family in GPU {
-        let series = family.register(registry, &["gpu"])?;
+        let mut series = family.series(&["gpu"]);
         for gpu in &view.gpus.gpus {
-            family.fill(&series, gpu, &[&gpu.index.to_string()]);
+            series.write(page, gpu, &[&gpu.index.to_string()]);
         }
     }
-    let series = INFO.register(registry, &["gpu", "uuid", "name"])?;
+    let mut series = INFO.series(&["gpu", "uuid", "name"]);
     for gpu in &view.gpus.gpus {
         let [uuid, name] = [&gpu.uuid, &gpu.name].map(|text| text.as_deref().unwrap_or_default());
-        INFO.fill(&series, gpu, &[&gpu.index.to_string(), uuid, name]);
+        series.write(page, gpu, &[&gpu.index.to_string(), uuid, name]);
     }
-    let series = OF_REPLICA.register(registry, &["model", "replica", "gpu"])?;
+    let mut series = OF_REPLICA.series(&["model", "replica", "gpu"]);
     for (model, _) in &view.models {
         for replica in model.gpus.keys() {
             for index in gpus::of_replica(model, replica, &view.gpus) {
-                OF_REPLICA.fill(&series, &index, &[&model.name, replica, &index.to_string()]);
+                series.write(page, &index, &[&model.name, replica, &index.to_string()]);
             }
         }
     }
-    Ok(())
 }
 
 fn figure(gpu: &Gpu, figure: impl Fn(&Figures) -> Option<f64>) -> Vec<(&'static str, f64)> {

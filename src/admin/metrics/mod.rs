@@ -1,14 +1,18 @@
 //! The snapshot as Prometheus metrics, rendered from the tables in `families`.
 //!
-//! What is counted as it happens is declared in [`crate::metrics`] and printed behind these.
+//! What is counted as it happens is declared in [`crate::metrics`] and printed behind these. The snapshot is written as text at
+//! once: to fill a registry with it and to gather that again takes 30 times as long, on a thread that serves streams.
 
 mod admission;
 mod families;
 mod gpus;
 mod process;
+mod series;
 
-use prometheus::core::Collector;
-use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use prometheus::{Encoder, Registry, TextEncoder};
 
 use crate::balancer::{Membership, ReplicaSnapshot};
 
@@ -33,83 +37,51 @@ enum Kind {
     Gauge,
 }
 
-/// The series of one family that are being filled.
-enum Series {
-    Counter(CounterVec),
-    Gauge(GaugeVec),
-}
-
 /// The page for Prometheus: the view's families, then those of `counted`.
 pub fn render(view: &View, counted: &Registry) -> prometheus::Result<Vec<u8>> {
-    let registry = Registry::new();
+    let mut page = String::new();
     for family in PROCESS {
-        let series = family.register(&registry, &[])?;
-        family.fill(&series, view, &[]);
+        family.series(&[]).write(&mut page, view, &[]);
     }
     let usage = Usage::read();
     for family in USAGE {
-        let series = family.register(&registry, &[])?;
-        family.fill(&series, &usage, &[]);
+        family.series(&[]).write(&mut page, &usage, &[]);
     }
     for family in KEY {
-        let series = family.register(&registry, &["key"])?;
+        let mut series = family.series(&["key"]);
         for key in &view.keys {
-            family.fill(&series, key, &[&key.name]);
+            series.write(&mut page, key, &[&key.name]);
         }
     }
     for family in MODEL.iter().chain(admission::MODEL) {
-        let series = family.register(&registry, &["model"])?;
+        let mut series = family.series(&["model"]);
         for (model, snapshot) in &view.models {
-            family.fill(&series, snapshot, &[&model.name]);
+            series.write(&mut page, snapshot, &[&model.name]);
         }
     }
     let models: Vec<_> =
         view.models.iter().map(|(model, snapshot)| (model, one_of_each_name(&snapshot.replicas))).collect();
     for family in REPLICA.iter().chain(admission::REPLICA) {
-        let series = family.register(&registry, &["model", "replica"])?;
+        let mut series = family.series(&["model", "replica"]);
         for (model, replicas) in &models {
             for replica in replicas {
-                family.fill(&series, replica, &[&model.name, &replica.spec.name]);
+                series.write(&mut page, replica, &[&model.name, &replica.spec.name]);
             }
         }
     }
-    gpus::render(view, &registry)?;
-    let mut page = Vec::new();
-    TextEncoder::new().encode(&registry.gather(), &mut page)?;
+    gpus::render(view, &mut page);
+    let mut page = page.into_bytes();
     TextEncoder::new().encode(&counted.gather(), &mut page)?;
     Ok(page)
 }
 
-impl<T> Family<T> {
-    fn register(&self, registry: &Registry, of: &[&str]) -> prometheus::Result<Series> {
-        let mut labels = of.to_vec();
-        labels.extend(self.has_label().then_some(self.label));
-        let opts = Opts::new(self.name, self.help);
-        Ok(match self.kind {
-            Kind::Counter => Series::Counter(registered(registry, CounterVec::new(opts, &labels)?)?),
-            Kind::Gauge => Series::Gauge(registered(registry, GaugeVec::new(opts, &labels)?)?),
-        })
-    }
-
-    fn fill(&self, series: &Series, source: &T, of: &[&str]) {
-        for (label, value) in (self.values)(source) {
-            let mut labels = of.to_vec();
-            labels.extend(self.has_label().then_some(label));
-            match series {
-                Series::Counter(counters) => counters.with_label_values(&labels).inc_by(value),
-                Series::Gauge(gauges) => gauges.with_label_values(&labels).set(value),
-            }
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
         }
     }
-
-    fn has_label(&self) -> bool {
-        !self.label.is_empty()
-    }
-}
-
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> prometheus::Result<C> {
-    registry.register(Box::new(collector.clone()))?;
-    Ok(collector)
 }
 
 /// Replicas by name, one of each. A reload may retire a replica and give its name to another engine; while turns still run
@@ -117,11 +89,15 @@ fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C)
 /// flight.
 fn one_of_each_name(replicas: &[ReplicaSnapshot]) -> Vec<ReplicaSnapshot> {
     let mut by_name: Vec<ReplicaSnapshot> = Vec::new();
+    let mut places = HashMap::<&str, usize>::new();
     let configured_first = |wanted| replicas.iter().filter(move |replica| replica.membership == wanted);
     for replica in configured_first(Membership::Configured).chain(configured_first(Membership::Retired)) {
-        match by_name.iter_mut().find(|known| known.spec.name == replica.spec.name) {
-            Some(known) => known.in_flight += replica.in_flight,
-            None => by_name.push(replica.clone()),
+        match places.entry(&replica.spec.name) {
+            Entry::Occupied(place) => by_name[*place.get()].in_flight += replica.in_flight,
+            Entry::Vacant(place) => {
+                place.insert(by_name.len());
+                by_name.push(replica.clone());
+            }
         }
     }
     by_name

@@ -133,4 +133,15 @@ mod tests {
         let stay = seen(&[(600_000, 3)], 0).stay(true, Duration::from_secs(5), 0.2);
         assert_eq!(stay, Duration::ZERO);
     }
+
+    #[test]
+    fn the_best_stay_is_the_same_for_all_who_fit_into_the_cache_and_longer_for_who_does_not() {
+        let gaps = seen(&[(300, 2), (6_000, 3), (40_000, 1)], 1);
+        let stay = |cache_shares: f64| gaps.stay(true, REREAD.mul_f64(cache_shares), cache_shares.min(1.0));
+        assert!(!stay(1.0).is_zero());
+        for cache_shares in [0.001, 0.1, 0.33, 0.9] {
+            assert_eq!(stay(cache_shares), stay(1.0), "{cache_shares}");
+        }
+        assert!(stay(50.0) > stay(1.0), "{:?}", stay(50.0));
+    }
 }

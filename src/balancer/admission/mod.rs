@@ -22,8 +22,8 @@ mod policy;
 mod residents;
 mod rooms;
 
-pub(super) use door::Door;
 pub use door::DoorCounters;
+pub(super) use door::{Door, Look};
 pub use line::Place;
 pub(super) use line::Waiting;
 pub use policy::{Admission, AdmissionMode, Stay, Tuning};

@@ -1,5 +1,6 @@
 //! The conversations that are resident on one replica, and the room that they take.
 
+use std::collections::BTreeMap;
 use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
@@ -36,9 +37,15 @@ pub struct Resident {
 /// The room of one replica.
 #[derive(Debug)]
 pub struct Room {
-    /// Residents without a turn in flight, the one that is silent for longest first.
-    pub silent: LinkedHashMap<ConversationKey, (), BuildHasherDefault<KeyHasher>>,
+    /// Residents without a turn in flight and since when, the one that is silent for longest first.
+    pub silent: LinkedHashMap<ConversationKey, Duration, BuildHasherDefault<KeyHasher>>,
+    /// How many of those have an answer behind them that ended what the client asked for.
+    pub silent_ending: u32,
+    /// All residents by their entries, so the one first that was let in first.
+    pub entered: BTreeMap<u64, ConversationKey>,
     pub residents: u32,
+    /// Those who have to go.
+    pub leaving: u32,
     /// What all residents take, each by itself.
     pub sum: u64,
     /// Residents as long as what conversations have in common. A shorter one is none of those that begin with it.
@@ -75,12 +82,20 @@ impl Resident {
     pub fn weight(&self) -> u64 {
         self.tokens.max(self.claimed)
     }
+
+    /// Whether nobody is expected to go on soon.
+    pub fn has_ended(&self) -> bool {
+        self.in_flight == 0 && !self.asks
+    }
 }
 
 impl Room {
     pub fn new() -> Self {
         Room {
             silent: LinkedHashMap::default(),
+            silent_ending: 0,
+            entered: BTreeMap::new(),
+            leaving: 0,
             residents: 0,
             sum: 0,
             sharers: 0,

@@ -80,6 +80,11 @@ impl Rooms {
         tokens.checked_sub(self.shared).unwrap_or(tokens)
     }
 
+    /// What conversations have in common.
+    pub fn shared(&self) -> u64 {
+        self.shared
+    }
+
     /// So many tokens are what conversations have in common.
     pub fn share(&mut self, shared: u64) {
         if shared == self.shared {
@@ -111,9 +116,10 @@ impl Rooms {
         let shares = resident.weight() >= self.shared;
         let room = self.room_mut(replica);
         room.residents += 1;
+        room.entered.insert(resident.entry, conversation);
         room.sharers += u32::from(shares);
         room.sum += resident.weight();
-        room.silent.insert(conversation, ());
+        room.silent.insert(conversation, now);
         self.residents.insert(conversation, resident);
     }
 
@@ -123,6 +129,9 @@ impl Rooms {
         let shared = resident.weight() >= self.shared;
         let room = self.room_mut(resident.replica);
         room.residents -= 1;
+        room.entered.remove(&resident.entry);
+        room.leaving -= u32::from(resident.is_leaving);
+        room.silent_ending -= u32::from(resident.has_ended());
         room.sharers -= u32::from(shared);
         room.sum -= resident.weight();
         room.silent.remove(&conversation);
@@ -207,13 +216,18 @@ impl Rooms {
         let Some(resident) = self.residents.get_mut(&conversation) else { return };
         resident.silent_since = now;
         let room = &mut self.rooms[resident.replica.index()];
-        room.silent.to_back(&conversation);
+        if let Some(silent_since) = room.silent.to_back(&conversation) {
+            *silent_since = now;
+        }
     }
 
     /// A resident has to go when its turns have ended.
     pub fn give_notice(&mut self, conversation: ConversationKey) {
         match self.residents.get_mut(&conversation) {
-            Some(resident) if resident.in_flight > 0 => resident.is_leaving = true,
+            Some(resident) if resident.in_flight > 0 => {
+                let was_leaving = std::mem::replace(&mut resident.is_leaving, true);
+                self.rooms[resident.replica.index()].leaving += u32::from(!was_leaving);
+            }
             Some(_) => drop(self.dismiss(conversation)),
             None => {}
         }
@@ -221,7 +235,7 @@ impl Rooms {
 
     /// Whether a resident of a replica has to go.
     pub fn has_notice(&self, replica: ReplicaId) -> bool {
-        self.residents.values().any(|resident| resident.replica == replica && resident.is_leaving)
+        self.room(replica).is_some_and(|room| room.leaving > 0)
     }
 
     /// The cache of a replica is gone: who is silent there has nothing left to keep.
@@ -240,13 +254,10 @@ impl Rooms {
         keys.filter_map(|key| Some((key, self.residents.get(&key)?)))
     }
 
-    /// The resident of a replica that was let in first, of those that are to stay. Costs a step for each resident of the model.
+    /// The resident of a replica that was let in first, of those that are to stay.
     pub fn longest_in(&self, replica: ReplicaId) -> Option<(ConversationKey, &Resident)> {
-        self.residents
-            .iter()
-            .filter(|(_, resident)| resident.replica == replica && !resident.is_leaving)
-            .min_by_key(|(key, resident)| (resident.since, **key))
-            .map(|(key, resident)| (*key, resident))
+        let keys = self.room(replica)?.entered.values();
+        keys.filter_map(|key| Some((*key, self.residents.get(key)?))).find(|(_, resident)| !resident.is_leaving)
     }
 
     fn end_of_resident(&mut self, conversation: ConversationKey, tokens: u64, now: Duration) {
@@ -261,7 +272,7 @@ impl Rooms {
         if is_silent && is_leaving {
             self.dismiss(conversation);
         } else if is_silent {
-            self.room_mut(replica).silent.insert(conversation, ());
+            self.room_mut(replica).silent.insert(conversation, now);
         }
     }
 
@@ -273,13 +284,14 @@ impl Rooms {
     /// Changes a resident, and with it the sum of its room.
     fn change(&mut self, conversation: ConversationKey, change: impl FnOnce(&mut Resident)) {
         let Some(resident) = self.residents.get_mut(&conversation) else { return };
-        let before = resident.weight();
+        let (before, had_ended) = (resident.weight(), resident.has_ended());
         change(resident);
-        let (after, replica) = (resident.weight(), resident.replica);
+        let (after, has_ended, replica) = (resident.weight(), resident.has_ended(), resident.replica);
         let [shared, shares] = [before, after].map(|weight| u32::from(weight >= self.shared));
         let room = self.room_mut(replica);
         room.sum = room.sum - before + after;
         room.sharers = room.sharers - shared + shares;
+        room.silent_ending = room.silent_ending - u32::from(had_ended) + u32::from(has_ended);
     }
 
     /// Tokens that turns in flight claim on a replica.
@@ -293,22 +305,28 @@ impl Rooms {
     /// Panics unless the sums agree with the residents.
     #[cfg(any(test, debug_assertions, fuzzing))]
     pub fn check_invariants(&self) {
-        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0, 0)).collect();
+        let mut found: Vec<_> = self.rooms.iter().map(|_| (0, 0, 0, 0, 0, 0)).collect();
         for (key, resident) in &self.residents {
-            let (residents, sharers, sum, silent) = &mut found[resident.replica.index()];
+            let (residents, sharers, sum, silent, ended, leaving) = &mut found[resident.replica.index()];
+            *leaving += u32::from(resident.is_leaving);
+            *ended += u32::from(resident.has_ended());
             *residents += 1;
             *sharers += u32::from(resident.weight() >= self.shared);
             *sum += resident.weight();
             *silent += usize::from(resident.in_flight == 0);
-            let stands = self.rooms[resident.replica.index()].silent.contains_key(key);
-            assert_eq!(stands, resident.in_flight == 0, "a resident is silent exactly when it has no turn in flight");
+            let stands = self.rooms[resident.replica.index()].silent.get(key).copied();
+            let silent_since = (resident.in_flight == 0).then_some(resident.silent_since);
+            assert_eq!(stands, silent_since, "a resident is silent exactly when it has no turn in flight");
+            let entered = self.rooms[resident.replica.index()].entered.get(&resident.entry);
+            assert_eq!(entered, Some(key), "a resident has no entry");
         }
         for (room, found) in self.rooms.iter().zip(found) {
             assert_eq!(
-                (room.residents, room.sharers, room.sum, room.silent.len()),
+                (room.residents, room.sharers, room.sum, room.silent.len(), room.silent_ending, room.leaving),
                 found,
                 "a room does not agree with its residents"
             );
+            assert_eq!(room.entered.len(), room.residents as usize, "an entry has no resident");
         }
     }
 }
@@ -359,5 +377,24 @@ mod tests {
         }
         assert_eq!((rooms.working_set(home), rooms.with_another(home, 10_000)), (9_900, 19_900));
         rooms.check_invariants();
+    }
+
+    #[test]
+    fn the_one_that_was_let_in_first_is_the_first_to_make_room_and_is_asked_once() {
+        let home = ReplicaId::from_index(0).expect("a small index");
+        let mut rooms = Rooms::default();
+        let claims = [5, 3, 4].map(|number| {
+            rooms.enter(ConversationKey(number), home, 1_000, Duration::from_secs(number));
+            rooms.begin(ConversationKey(number), 1_000)
+        });
+        let first = |rooms: &Rooms| rooms.longest_in(home).map(|(key, _)| key.0);
+        assert_eq!((first(&rooms), rooms.has_notice(home)), (Some(5), false));
+        rooms.give_notice(ConversationKey(5));
+        rooms.give_notice(ConversationKey(5));
+        rooms.check_invariants();
+        assert_eq!((first(&rooms), rooms.has_notice(home)), (Some(3), true));
+        rooms.end(Some(ConversationKey(5)), home, claims[0], Duration::from_secs(9));
+        rooms.check_invariants();
+        assert_eq!((first(&rooms), rooms.has_notice(home)), (Some(3), false));
     }
 }

@@ -8,7 +8,7 @@ use super::super::pin::{Pin, millis};
 use super::super::records::PinRecord;
 use super::super::replica::ReplicaId;
 use super::super::walk::{Place, Used, Walked, used_since};
-use super::{ACTIVE_WINDOW, Affinity, List};
+use super::{ACTIVE, ACTIVE_WINDOW, Affinity, IDLE};
 
 impl Used for Pin {
     fn last_used(&self) -> Duration {
@@ -19,35 +19,29 @@ impl Used for Pin {
 impl Affinity {
     /// The next idle pins, `max` at most.
     pub fn export_idle(
-        &mut self,
+        &self,
         place: &mut Place<ConversationKey>,
         max: usize,
         at: Duration,
     ) -> (Walked, Vec<PinRecord>) {
-        let mut records = Vec::with_capacity(max.min(self.idle.len()));
-        let epochs = &self.epochs;
-        let walked = place.walk(&mut self.idle, max, |key, pin| records.push(pin.record(key, epochs, at)));
-        (walked, records)
+        self.export(IDLE, place, max, at)
     }
 
     /// The next active pins, `max` at most.
     pub fn export_active(
-        &mut self,
+        &self,
         place: &mut Place<ConversationKey>,
         max: usize,
         at: Duration,
     ) -> (Walked, Vec<PinRecord>) {
-        let mut records = Vec::with_capacity(max.min(self.active.len()));
-        let epochs = &self.epochs;
-        let walked = place.walk(&mut self.active, max, |key, pin| records.push(pin.record(key, epochs, at)));
-        (walked, records)
+        self.export(ACTIVE, place, max, at)
     }
 
     /// The pins that were used at or after `since`, `max` at most, in the order of use. All of them are active.
     pub fn export_since(&self, since: Duration, max: usize, at: Duration) -> Vec<PinRecord> {
         // Pins keep the time in milliseconds.
-        let used = used_since(&self.active, Duration::from_millis(millis(since)), max);
-        let mut records: Vec<_> = used.map(|(key, pin)| pin.record(*key, &self.epochs, at)).collect();
+        let used = used_since(&self.pins, ACTIVE, Duration::from_millis(millis(since)), max);
+        let mut records: Vec<_> = used.map(|(key, pin)| pin.record(key, &self.epochs, at)).collect();
         records.reverse();
         records
     }
@@ -56,7 +50,7 @@ impl Affinity {
     /// known.
     pub fn restore(&mut self, record: &PinRecord, replica: ReplicaId, last_used: Duration, now: Duration) -> bool {
         let key = record.key.into();
-        let known = self.active.get(&key).or_else(|| self.idle.get(&key));
+        let known = self.at(key);
         if known.is_some_and(|pin| pin.in_flight > 0 || pin.last_used_ms > millis(last_used)) {
             return false;
         }
@@ -71,10 +65,8 @@ impl Affinity {
         if self.is_forgotten(&pin, now) {
             return false;
         }
-        self.take(key);
-        while self.len() >= self.bounds.entries_max {
-            self.forget_oldest();
-        }
+        self.forget(key);
+        self.make_room();
         self.put_restored(key, pin, now);
         true
     }
@@ -82,22 +74,22 @@ impl Affinity {
     /// Puts a pin at the end of the list that it belongs to. A list is ordered by use: a pin that comes late counts as used
     /// when the one before it was.
     fn put_restored(&mut self, key: ConversationKey, mut pin: Pin, now: Duration) {
-        let list = if pin.idle(now) <= ACTIVE_WINDOW { List::Active } else { List::Idle };
-        let pins = match list {
-            List::Active => &self.active,
-            List::Idle => &self.idle,
-        };
-        pin.last_used_ms =
-            pins.back().map_or(pin.last_used_ms, |(_, newest)| pin.last_used_ms.max(newest.last_used_ms));
-        match list {
-            List::Active => {
-                self.put(key, pin);
-            }
-            List::Idle => {
-                *self.place_of(&pin, List::Idle) += 1;
-                self.idle.insert(key, pin);
-            }
-        }
+        let list = if pin.idle(now) <= ACTIVE_WINDOW { ACTIVE } else { IDLE };
+        let newest = self.pins.last(list).map_or(0, |slot| self.pins.at(slot).last_used_ms);
+        pin.last_used_ms = pin.last_used_ms.max(newest);
+        self.put(key, pin, list);
+    }
+
+    fn export(
+        &self,
+        list: usize,
+        place: &mut Place<ConversationKey>,
+        max: usize,
+        at: Duration,
+    ) -> (Walked, Vec<PinRecord>) {
+        let mut records = Vec::with_capacity(max.min(self.pins.len_of(list)));
+        let walked = place.walk(&self.pins, list, max, |key, pin| records.push(pin.record(key, &self.epochs, at)));
+        (walked, records)
     }
 }
 

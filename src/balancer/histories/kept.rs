@@ -23,7 +23,7 @@ impl Histories {
     pub fn export_since(&self, since: Duration, max: usize, at: Duration) -> Vec<HistoryRecord> {
         let used = self.links.used_since(since, max);
         let mut records: Vec<_> =
-            used.map(|(link, entry)| entry.value.record(*link, age_ms(entry.last_used, at))).collect();
+            used.map(|(link, entry)| entry.value.record(link, age_ms(entry.last_used, at))).collect();
         records.reverse();
         records
     }

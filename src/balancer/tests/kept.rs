@@ -245,7 +245,7 @@ fn a_smaller_table_keeps_what_was_used_last() {
 fn a_record_comes_out_as_it_went_in() {
     let mut before = Rig::new(1, policy());
     let home = before.turn(1).replica;
-    before.balancer.replicas[home.index()].computed = 1_000;
+    *before.balancer.replicas.books(home).computed = 1_000;
     let tokens = Some(Tokens { prompt: 9_000, completion: 300, mark: 400, was_spilled: true });
     let pin = PinRecord {
         key: RawKey::from(ConversationKey(9)),
