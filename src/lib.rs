@@ -84,10 +84,11 @@
 //! # What is absent on purpose
 //!
 //! Pingora's own way of proxying: it writes a head as soon as it has come, and no filter can wait for what follows, so
-//! [`proxy`] drives the exchange with Pingora's client and session itself. Pingora's `Server`: it sleeps through its whole
-//! grace period, can't bind port 0 and panics where it can't bind, so [`server`] starts its services itself. Pingora's TLS
-//! listeners and its HTTP/2 loop: they take certificates and limits once, at the start, and end connections without a word. `pingora-load-balancing`: its selection sees a set of backends and a key, not a
-//! request's load and a slot to reserve. Any rewriting of requests beyond that value, and any translation between dialects.
+//! [`proxy`] drives the exchange itself. Its HTTP/1.1 client: it has 64 KiB for every response, as long as that lasts. Its
+//! `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so [`server`] starts
+//! its services itself. Its TLS listeners and its HTTP/2 loop: they take certificates and limits once, at the start, and end
+//! connections without a word. `pingora-load-balancing`: its selection sees a set of backends and a key, not a request's load
+//! and a slot to reserve. Any rewriting of requests beyond that value, and any translation between dialects.
 
 #![forbid(unsafe_code)]
 

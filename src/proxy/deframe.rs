@@ -1,4 +1,6 @@
 //! A body out of the frame that HTTP/1.1 puts around it (RFC 9112, sections 6 and 7).
+//!
+//! `httparse` can read the line before a chunk, once all of it is there. Here it may be cut anywhere, and nothing of it is kept.
 
 use std::mem::replace;
 
@@ -26,9 +28,9 @@ enum At {
     /// Behind a chunk.
     ChunkEnd,
     ChunkLf,
-    /// In the lines behind the last chunk: how long the current one is.
+    /// In the lines behind the last chunk.
     Trailers {
-        line: usize,
+        line_is_empty: bool,
         had_cr: bool,
     },
     UntilClose,
@@ -96,10 +98,11 @@ impl Deframer {
         let mut used = 0;
         while used < piece.len() {
             let rest = &piece[used..];
-            let (left, then) = match self.at {
-                At::Length(left) => (left, At::Ended),
-                At::Chunk(left) => (left, At::ChunkEnd),
-                At::UntilClose => (u64::MAX, At::UntilClose),
+            let taken;
+            (taken, self.at) = match self.at {
+                At::Length(left) => some_of(rest, left, At::Length, At::Ended),
+                At::Chunk(left) => some_of(rest, left, At::Chunk, At::ChunkEnd),
+                At::UntilClose => (rest.len(), At::UntilClose),
                 At::Size { .. } | At::ChunkEnd | At::ChunkLf | At::Trailers { .. } => {
                     self.at = self.frame_byte(rest[0]).unwrap_or_else(At::Broken);
                     used += 1;
@@ -107,10 +110,8 @@ impl Deframer {
                 }
                 At::Ended | At::Broken(_) => break,
             };
-            let taken = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             parts.push(&rest[..taken]);
             used += taken;
-            self.at = self.at.after(taken as u64, then);
         }
         Deframed { data: parts.into_bytes(), used }
     }
@@ -118,17 +119,10 @@ impl Deframer {
     /// # Errors
     /// If something has come that can't be there.
     pub fn check(&self) -> Result<()> {
-        match self.at {
-            At::Broken(what) => Error::e_explain(ErrorType::InvalidHTTPHeader, what),
-            At::Length(_)
-            | At::Size { .. }
-            | At::Chunk(_)
-            | At::ChunkEnd
-            | At::ChunkLf
-            | At::Trailers { .. }
-            | At::UntilClose
-            | At::Ended => Ok(()),
+        if let At::Broken(what) = self.at {
+            return Error::e_explain(ErrorType::InvalidHTTPHeader, what);
         }
+        Ok(())
     }
 
     /// The connection has ended.
@@ -136,19 +130,11 @@ impl Deframer {
     /// # Errors
     /// If the body has not.
     pub fn close(&mut self) -> Result<()> {
-        match self.at {
-            At::UntilClose | At::Ended => {
-                self.at = At::Ended;
-                Ok(())
-            }
-            At::Length(_)
-            | At::Size { .. }
-            | At::Chunk(_)
-            | At::ChunkEnd
-            | At::ChunkLf
-            | At::Trailers { .. }
-            | At::Broken(_) => Error::e_explain(ErrorType::ConnectionClosed, "in the middle of a body"),
+        if !matches!(self.at, At::UntilClose | At::Ended) {
+            return Error::e_explain(ErrorType::ConnectionClosed, "in the middle of a body");
         }
+        self.at = At::Ended;
+        Ok(())
     }
 
     /// A byte of the frame in chunks.
@@ -169,19 +155,19 @@ impl Deframer {
                 At::Size { size, digits, part: Line::Aside }
             }
             (At::Size { part: Line::Aside, .. }, byte) if byte != b'\n' => self.pass_over()?,
-            (At::Size { size: 0, part: Line::Lf, .. }, b'\n') => At::Trailers { line: 0, had_cr: false },
+            (At::Size { size: 0, part: Line::Lf, .. }, b'\n') => At::Trailers { line_is_empty: true, had_cr: false },
             (At::Size { size, part: Line::Lf, .. }, b'\n') => {
                 self.aside = 0;
                 At::Chunk(size)
             }
             (At::ChunkEnd, b'\r') => At::ChunkLf,
             (At::ChunkLf, b'\n') => At::BEFORE_CHUNK,
-            (At::Trailers { line: 0, had_cr: true }, b'\n') => At::Ended,
-            (At::Trailers { had_cr: true, .. }, b'\n') => At::Trailers { line: 0, had_cr: false },
-            (At::Trailers { line, had_cr: false }, b'\r') => At::Trailers { line, had_cr: true },
-            (At::Trailers { line, had_cr: false }, byte) if byte != b'\n' => {
+            (At::Trailers { line_is_empty: true, had_cr: true }, b'\n') => At::Ended,
+            (At::Trailers { had_cr: true, .. }, b'\n') => At::Trailers { line_is_empty: true, had_cr: false },
+            (At::Trailers { line_is_empty, had_cr: false }, b'\r') => At::Trailers { line_is_empty, had_cr: true },
+            (At::Trailers { had_cr: false, .. }, byte) if byte != b'\n' => {
                 self.pass_over()?;
-                At::Trailers { line: line + 1, had_cr: false }
+                At::Trailers { line_is_empty: false, had_cr: false }
             }
             (at, _) => return Err(at.expected()),
         })
@@ -197,15 +183,6 @@ impl Deframer {
 impl At {
     const BEFORE_CHUNK: At = At::Size { size: 0, digits: 0, part: Line::Digits };
 
-    /// Where it goes on when so many bytes of the body have come; `then` is what follows them all.
-    fn after(self, taken: u64, then: At) -> At {
-        match self {
-            At::Length(left) if left > taken => At::Length(left - taken),
-            At::Chunk(left) if left > taken => At::Chunk(left - taken),
-            _ => then,
-        }
-    }
-
     /// What was wrong where the next byte is not what it has to be.
     fn expected(self) -> &'static str {
         match self {
@@ -215,6 +192,13 @@ impl At {
             At::Length(_) | At::Chunk(_) | At::UntilClose | At::Ended | At::Broken(_) => "a body that is none",
         }
     }
+}
+
+/// How much of these bytes belongs to a part of which so much is left, and where it goes on behind them.
+fn some_of(bytes: &[u8], left: u64, more: fn(u64) -> At, then: At) -> (usize, At) {
+    let taken = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    let left = left - taken as u64;
+    (taken, if left == 0 { then } else { more(left) })
 }
 
 impl<'a> Parts<'a> {

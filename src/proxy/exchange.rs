@@ -14,7 +14,6 @@ use super::alarm::Alarm;
 use super::body::RequestBody;
 use super::context::Context;
 use super::downstream;
-use super::duplex::Duplex;
 use super::refusal::Refusal;
 use super::request_head;
 use super::response::{Part, Response};
@@ -26,7 +25,6 @@ const INTERIM_MAX: usize = 16;
 
 /// A request that has begun.
 pub struct Exchange {
-    connection: Duplex,
     upload: Upload,
     response: Response,
     interim: usize,
@@ -59,10 +57,10 @@ impl Exchange {
         let head = request_head::for_replica(session, context)?;
         let bytes = context.body.as_mut().map(RequestBody::begin_attempt).unwrap_or_default();
         let first = Piece { bytes, is_last: session.is_body_done() };
-        let connection = Duplex::new(connection);
-        let upload = Upload::new(connection.clone(), &head, first, write_timeout)?;
-        let response = Response::new(connection.clone());
-        Ok(Exchange { connection, upload, response, interim: 0 })
+        // Both at the same time: a response may come while the body is still being written, and the replica take no more.
+        let (from, to) = tokio::io::split(connection);
+        let upload = Upload::new(to, &head, first, write_timeout)?;
+        Ok(Exchange { upload, response: Response::new(from), interim: 0 })
     }
 
     /// Waits for what comes next of the response, while the request goes out. Dropped while it waits, it loses nothing.
@@ -100,10 +98,9 @@ impl Exchange {
 
     /// The connection, if the next request may use it.
     pub fn into_reusable(self) -> Option<Stream> {
-        let Exchange { connection, upload, response, .. } = self;
+        let Exchange { upload, response, .. } = self;
         let is_reusable = upload.is_sent() && response.leaves_open();
-        drop((upload, response));
-        connection.into_stream().filter(|_| is_reusable)
+        is_reusable.then(|| response.into_half().unsplit(upload.into_half()))
     }
 
     fn response_event(&mut self, part: Result<Part>) -> Result<Option<Event>> {

@@ -1,8 +1,8 @@
 //! A turn's way to a replica, and to another one as long as nothing has come of it.
 //!
 //! Pingora 0.9.1 has a loop of its own for that, behind `upstream_peer`. It writes a response's head as soon as it has come,
-//! lets no filter hold it, and has no timer beside its pump. So kvpin drives the exchange itself, with Pingora's connector,
-//! pool and HTTP/1.1 client on one side and its session on the other.
+//! lets no filter hold it, and has no timer beside its pump. So kvpin drives the exchange itself, with Pingora's connector
+//! and pool on one side and its session on the other.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

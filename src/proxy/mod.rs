@@ -25,7 +25,6 @@ mod departure;
 mod door;
 mod down;
 mod downstream;
-mod duplex;
 mod ending;
 mod endpoint;
 mod exchange;

@@ -13,11 +13,11 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, Version};
 use pingora::http::{IntoCaseHeaderName as _, ResponseHeader};
+use pingora::protocols::Stream;
 use pingora::{Error, ErrorType, OrErr as _, Result};
-use tokio::io::{AsyncRead as _, ReadBuf};
+use tokio::io::{AsyncRead as _, ReadBuf, ReadHalf};
 
 use super::deframe::{Deframed, Deframer};
-use super::duplex::Duplex;
 use super::response_head;
 
 /// What is read at once. On the stack, so that a silent stream has no part of it.
@@ -29,7 +29,7 @@ const HEADERS_MAX: usize = 256;
 
 /// One response on one connection.
 pub struct Response {
-    from: Duplex,
+    from: ReadHalf<Stream>,
     /// What has been read of a head.
     head: BytesMut,
     body: Option<Deframer>,
@@ -50,7 +50,7 @@ pub enum Part {
 }
 
 impl Response {
-    pub fn new(from: Duplex) -> Self {
+    pub fn new(from: ReadHalf<Stream>) -> Self {
         Response { from, head: BytesMut::new(), body: None, stays_open: false, had_more: false }
     }
 
@@ -70,6 +70,11 @@ impl Response {
     /// Whether another request may be sent on its connection.
     pub fn leaves_open(&self) -> bool {
         self.has_ended() && self.stays_open && !self.had_more
+    }
+
+    /// Its half of the connection.
+    pub fn into_half(self) -> ReadHalf<Stream> {
+        self.from
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part>> {
@@ -121,12 +126,12 @@ impl Response {
         if head.status.is_informational() {
             return Ok(Some(head));
         }
-        let is_framed_twice = head.headers.contains_key(TRANSFER_ENCODING);
-        if is_framed_twice {
+        let is_coded = head.headers.contains_key(TRANSFER_ENCODING);
+        if is_coded {
             // Chunks win (RFC 9112, section 6.3).
             head.remove_header(&CONTENT_LENGTH);
         }
-        let body = match (response_head::is_bare(head.status), is_framed_twice) {
+        let body = match (response_head::is_bare(head.status), is_coded) {
             (true, _) => Deframer::of_length(0),
             (false, true) if is_chunked(&head.headers) => Deframer::of_chunks(),
             (false, true) => Deframer::until_close(),
@@ -216,15 +221,19 @@ fn stays_open(head: &ResponseHeader) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncWriteExt as _, duplex};
+    use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex, split};
 
     use super::*;
+
+    fn response_on(connection: DuplexStream) -> Response {
+        Response::new(split(Box::new(connection) as Stream).0)
+    }
 
     /// What comes of a response that arrives in pieces of so many bytes and then ends: statuses, the body, whether it came to its
     /// end, and whether its connection is left open.
     async fn came(bytes: &[u8], piece: usize) -> (Vec<u16>, Vec<u8>, Result<()>, bool) {
         let (connection, mut replica) = duplex(bytes.len().max(1));
-        let mut response = Response::new(Duplex::new(Box::new(connection)));
+        let mut response = response_on(connection);
         let (mut statuses, mut body) = (Vec::new(), Vec::new());
         let mut pieces = bytes.chunks(piece);
         let mut replica = Some(&mut replica);
@@ -339,7 +348,7 @@ mod tests {
         let bytes = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n";
         let (connection, mut replica) = duplex(1000);
         replica.write_all(bytes).await.unwrap();
-        let mut response = Response::new(Duplex::new(Box::new(connection)));
+        let mut response = response_on(connection);
         assert!(matches!(response.next().await.unwrap(), Part::Head(head) if head.status == 200));
         assert!(matches!(response.next().await.unwrap(), Part::Data(data) if data == "abc"));
         assert!(response.has_ended());
@@ -349,7 +358,7 @@ mod tests {
     async fn names_keep_the_letters_they_were_written_in() {
         let (connection, mut replica) = duplex(1000);
         replica.write_all(b"HTTP/1.1 200 Fine\r\nX-Odd-cAse : 1\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-        let mut response = Response::new(Duplex::new(Box::new(connection)));
+        let mut response = response_on(connection);
         let Part::Head(head) = response.next().await.unwrap() else { panic!("no head") };
         let names: Vec<_> = head.case_header_iter().map(|(name, _)| name.as_slice().to_vec()).collect();
         assert_eq!(names, [b"X-Odd-cAse".to_vec(), b"content-length".to_vec()]);

@@ -17,19 +17,18 @@ use bytes::{Buf as _, Bytes};
 use http::header::TRANSFER_ENCODING;
 use log::debug;
 use pingora::http::RequestHeader;
+use pingora::protocols::Stream;
 use pingora::protocols::http::v1::client::http_req_header_to_wire;
 use pingora::{Error, ErrorType, OkOrErr as _, Result};
-use tokio::io::AsyncWrite as _;
+use tokio::io::{AsyncWrite as _, WriteHalf};
 use tokio::time::{Instant, timeout_at};
-
-use super::duplex::Duplex;
 
 /// How much may be taken in ahead. Only where a replica is slower than its client is there anything.
 const AHEAD_BYTES_MAX: usize = 256 * 1024;
 
 /// The request, as far as it has come.
 pub struct Upload {
-    to: Duplex,
+    to: WriteHalf<Stream>,
     framing: Framing,
     state: State,
     /// What is being written: what comes before a piece, the piece, and what comes behind it.
@@ -74,7 +73,7 @@ enum State {
 
 impl Upload {
     /// Begins with a head and the first piece.
-    pub fn new(to: Duplex, head: &RequestHeader, first: Piece, limit: Duration) -> Result<Self> {
+    pub fn new(to: WriteHalf<Stream>, head: &RequestHeader, first: Piece, limit: Duration) -> Result<Self> {
         let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
         let framing = if is_chunked { Framing::Chunks } else { Framing::Length };
         let head = http_req_header_to_wire(head).or_err(ErrorType::InternalError, "a head that can't be written")?;
@@ -100,6 +99,11 @@ impl Upload {
 
     pub fn is_sent(&self) -> bool {
         matches!(self.state, State::Sent)
+    }
+
+    /// Its half of the connection.
+    pub fn into_half(self) -> WriteHalf<Stream> {
+        self.to
     }
 
     /// What the replica refused the rest with, once.
@@ -215,7 +219,8 @@ mod tests {
         let (connection, replica) = duplex(holds);
         let mut head = RequestHeader::build("POST", b"/v1/messages", None).unwrap();
         head.insert_header(framing.0, framing.1).unwrap();
-        (Upload::new(Duplex::new(Box::new(connection)), &head, first, LIMIT).unwrap(), replica)
+        let (_, to) = tokio::io::split(Box::new(connection) as Stream);
+        (Upload::new(to, &head, first, LIMIT).unwrap(), replica)
     }
 
     /// What arrives of these pieces, given as there is room for them, when the writing is left again and again.
