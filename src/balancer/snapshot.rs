@@ -125,7 +125,7 @@ impl Balancer {
         let policy = &self.policy.admission;
         let capacity = self.capacity(id).filter(|_| self.holds_turns())?;
         Some(RoomSnapshot {
-            residents: self.door.rooms.room(id).map_or(0, |room| room.residents),
+            residents: self.door.rooms.room(id).map_or(0, |room| room.residents()),
             working_set_tokens: self.door.rooms.working_set(id),
             limit_tokens: self.door.limit(id, capacity, policy),
         })

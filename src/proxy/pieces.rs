@@ -2,6 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::splice::joined;
+
 /// Smaller pieces are put together, so that a body in crumbs takes no more memory than its bytes.
 const LARGE: usize = 4 * 1024;
 /// Up to so many.
@@ -41,10 +43,8 @@ impl Pieces {
         if length == 0 {
             return first.clone();
         }
-        let mut whole = BytesMut::with_capacity(first.len() + length);
-        let pieces = kept.iter().map(Bytes::as_ref).chain([crumbs.as_ref()]);
-        [first.as_ref()].into_iter().chain(pieces).for_each(|piece| whole.extend_from_slice(piece));
-        whole.freeze()
+        let kept = kept.iter().map(Bytes::as_ref);
+        joined(&[first.as_ref()].into_iter().chain(kept).chain([crumbs.as_ref()]).collect::<Vec<_>>())
     }
 
     fn keep_crumbs(&mut self) {

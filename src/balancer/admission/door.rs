@@ -131,10 +131,10 @@ impl Door {
         let shortest = stays.shortest_in(room);
         let silent_for = |since: Duration| look.now.saturating_sub(since);
         let longest = room.silent.front().map(|(_, since)| silent_for(*since));
-        if room.residents > 0 && longest.is_none_or(|longest| longest < shortest) {
+        if room.residents() > 0 && longest.is_none_or(|longest| longest < shortest) {
             return None;
         }
-        let (mut going, mut staying) = (Vec::new(), room.residents);
+        let (mut going, mut staying) = (Vec::new(), room.residents());
         let overdue = room.silent.iter().take_while(|(_, since)| silent_for(**since) >= shortest);
         for (&conversation, since) in overdue.take(LOOKED_AT_MAX) {
             let Some(resident) = self.rooms.resident(conversation) else { continue };

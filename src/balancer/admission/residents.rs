@@ -43,7 +43,6 @@ pub struct Room {
     pub silent_ending: u32,
     /// All residents by their entries, so the one first that was let in first.
     pub entered: BTreeMap<u64, ConversationKey>,
-    pub residents: u32,
     /// Those who have to go.
     pub leaving: u32,
     /// What all residents take, each by itself.
@@ -96,7 +95,6 @@ impl Room {
             silent_ending: 0,
             entered: BTreeMap::new(),
             leaving: 0,
-            residents: 0,
             sum: 0,
             sharers: 0,
             visiting: 0,
@@ -104,6 +102,10 @@ impl Room {
             used_since: None,
             trim: Trim { percent: 100, missed: 0.0, at: Duration::ZERO },
         }
+    }
+
+    pub fn residents(&self) -> u32 {
+        self.entered.len() as u32
     }
 
     /// What is wanted of the cache, where `shared` tokens of those who share are the same ones.
