@@ -87,7 +87,9 @@ async fn every_way_out_of_a_request_gives_its_place_back() {
     // A client that leaves in its body, before its answer, and in a stream.
     let mut wire = kvpin.connect().await;
     wire.send(&turn().by("few").bytes()[..150]).await;
+    until_in_flight(&kvpin, 1.0).await;
     drop(wire);
+    until_in_flight(&kvpin, 0.0).await;
     let mut wire = kvpin.connect().await;
     wire.send(&turn().by("few").head_bytes()).await;
     until_in_flight(&kvpin, 1.0).await;
