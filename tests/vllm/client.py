@@ -7,14 +7,13 @@ import random
 import socket
 from dataclasses import dataclass, field
 
-from servers import MODEL
+from servers import MODEL, PATIENCE_S
 
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 TOKENIZE = "/tokenize"
-TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Response:
 def post(address, path, body, headers=()):
     """`body` is bytes as they are, or something to be made JSON."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("POST", path, raw, {"Content-Type": "application/json", **dict(headers)})
         answer = connection.getresponse()
@@ -53,11 +52,11 @@ def post(address, path, body, headers=()):
 
 
 class OpenRequest:
-    """A request whose answer is read bit by bit, and left when the test wants to."""
+    """A request whose answer is read bit by bit, and left at the end of its `with`."""
 
     def __init__(self, address, path, body):
         host, port = address.split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         raw = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
         self.socket.sendall(head.encode() + raw)
@@ -78,7 +77,10 @@ class OpenRequest:
         self.socket.setblocking(True)
         return self.received
 
-    def leave(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.socket.close()
 
 

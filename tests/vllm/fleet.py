@@ -38,6 +38,10 @@ class Fleet:
     def engines(self):
         return {engine.name: engine for server in self.servers for engine in server.engines}
 
+    def server_of(self, name):
+        """The server that a replica is an engine of."""
+        return next(server for server in self.servers if any(engine.name == name for engine in server.engines))
+
     def prompt_tokens(self):
         """What each engine itself has counted so far, by the replica's name."""
         return self._counted("vllm:prompt_tokens_total")
@@ -45,6 +49,10 @@ class Fleet:
     def prefix_cache_hits(self):
         """The tokens that each engine has found in its prefix cache so far, by the replica's name."""
         return self._counted("vllm:prefix_cache_hits_total")
+
+    def generation_tokens(self):
+        """The tokens that all engines together have computed for answers so far."""
+        return sum(self._counted("vllm:generation_tokens_total").values())
 
     def tokens(self):
         """What each engine itself has counted so far, by the replica's name."""

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import pytest
 from client import CHAT, MESSAGES, RESPONSES, Conversation, Identity, OpenRequest, post, text
 from fleet import Tokens
-from servers import MODEL, wait_until
+from servers import MODEL, PATIENCE_S, wait_until
 
 COMPLETIONS = "/v1/completions"
 CONVERSATIONS = 3
 TURNS = 10
-COUNTED_WITHIN_S = 20
 # A turn that nobody measured is estimated from its bytes, by what others of the same words have come to.
 ESTIMATE_WITHIN = 0.5
 
@@ -45,7 +44,7 @@ class Watch:
 
     def __init__(self, fleet):
         self.fleet = fleet
-        wait_until("all is idle", COUNTED_WITHIN_S, fleet.is_idle)
+        wait_until("all is idle", PATIENCE_S, fleet.is_idle)
         self.books, self.tokens, self.ended = books(fleet), fleet.tokens(), fleet.requests_ended()
 
     def grown(self, booked, ended=None):
@@ -55,9 +54,9 @@ class Watch:
         request as ended that was aborted.
         """
         ended = booked if ended is None else ended
-        wait_until(f"the engines have counted {ended} requests", COUNTED_WITHIN_S, lambda: self._ended() >= ended)
-        wait_until(f"kvpin has booked {booked} turns", COUNTED_WITHIN_S, lambda: self._booked() >= booked)
-        wait_until("all is idle", COUNTED_WITHIN_S, self.fleet.is_idle)
+        wait_until(f"the engines have counted {ended} requests", PATIENCE_S, lambda: self._ended() >= ended)
+        wait_until(f"kvpin has booked {booked} turns", PATIENCE_S, lambda: self._booked() >= booked)
+        wait_until("all is idle", PATIENCE_S, self.fleet.is_idle)
         assert (self._ended(), self._booked()) == (ended, booked)
         now, counted = books(self.fleet), self.fleet.tokens()
         return {name: now[name] - self.books[name] for name in now}, {name: counted[name] - self.tokens[name] for name in counted}
@@ -161,9 +160,8 @@ def test_a_turn_that_its_client_left_is_estimated_whatever_it_said_before(fleet)
     body = {"model": MODEL, "max_tokens": 20_000, "stream": True, "temperature": 1}
     body["messages"] = [{"role": "user", "content": text("left in the middle", 600)}]
     watch = Watch(fleet)
-    request = OpenRequest(fleet.kvpin.address, MESSAGES, body)
-    request.read_until(b"content_block_delta", count=2)
-    request.leave()
+    with OpenRequest(fleet.kvpin.address, MESSAGES, body) as request:
+        request.read_until(b"content_block_delta", count=2)
     grown, counted = watch.grown(1, ended=0)
     (booked,) = (book for book in grown.values() if book.measured or book.unmeasured)
     assert (booked.measured, booked.unmeasured) == (0, 1)
