@@ -5,10 +5,9 @@ use std::time::Duration;
 use crate::conversation::ConversationKey;
 
 use super::Balancer;
-use super::admission::{AdmissionMode, Claim, Look, Place, Waiting};
+use super::admission::{AdmissionMode, Look, Place, Waiting};
 use super::choice::Choice;
-use super::cost::{Bill, ColdReason, Cost};
-use super::placement::Weigh;
+use super::placement::{Field, Weigh};
 use super::policy::Mode;
 use super::replica::ReplicaId;
 use super::ticket::Ticket;
@@ -25,8 +24,20 @@ pub enum Entry {
     Held(Place),
 }
 
-/// What a conversation takes at least: a block or so, however little is known of it.
-const NEED_MIN: u64 = 16;
+/// How much longer a new conversation waits for a replica that is less loaded than the one that has room: as long as a silent
+/// resident that may come back at once is waited for. A conversation stays where it is placed.
+const SOON: Duration = Duration::from_millis(100);
+
+/// One pass along the line.
+struct Pass {
+    look: Look,
+    /// As all will be in a moment if nobody comes back.
+    soon: Look,
+    /// Replicas that nobody else gets into in this pass, by their indices.
+    shut: Vec<bool>,
+    /// Who was let in to them in this pass, and comes yet.
+    coming: Vec<u32>,
+}
 
 impl Balancer {
     /// Decides where a turn goes and takes its slot there, or has it wait until its conversation fits. A turn that goes on
@@ -102,27 +113,29 @@ impl Balancer {
             }
             return;
         }
-        let look = Look::new(self.policy.admission, now);
-        let mut shut = vec![false; self.replicas.len()];
+        let mut pass = self.pass(now);
         let mut index = 0;
         while let Some(waiting) = self.door.line.get(index).copied() {
             if !waiting.is_taken() {
                 index += 1;
                 continue;
             }
-            match self.room_for(&waiting, &shut, &look) {
-                Some(replica) => self.seat(index, &waiting, replica, now),
+            match self.room_for(&waiting, &pass) {
+                Some(replica) => {
+                    self.seat(index, &waiting, replica, now);
+                    pass.coming[replica.index()] += 1;
+                }
                 None => {
-                    self.rotate(&waiting, &shut, now);
+                    self.rotate(&waiting, &pass.shut, now);
                     match waiting.home.filter(|home| self.is_open(*home)) {
-                        Some(home) => shut[home.index()] = true,
+                        Some(home) => pass.shut[home.index()] = true,
                         // Whoever takes any room is not overtaken by those who want a certain one.
                         None => return,
                     }
                     index += 1;
                 }
             }
-            if shut.iter().all(|shut| *shut) {
+            if pass.shut.iter().all(|shut| *shut) {
                 return;
             }
         }
@@ -173,35 +186,46 @@ impl Balancer {
         !self.holds_turns() || self.fits(id, self.need(conversation, turn))
     }
 
+    fn pass(&self, now: Duration) -> Pass {
+        let [look, soon] = [now, now + SOON].map(|at| Look::new(self.policy.admission, at));
+        Pass { look, soon, shut: vec![false; self.replicas.len()], coming: vec![0; self.replicas.len()] }
+    }
+
     /// The replica where somebody who waits gets in; the residents who had to go for it are gone then.
-    fn room_for(&mut self, waiting: &Waiting, shut: &[bool], look: &Look) -> Option<ReplicaId> {
-        let is_overdue = self.is_overdue(waiting, look.now);
-        let takes = |id: ReplicaId| {
-            let fits = || self.going_for(id, waiting, look).is_some();
-            !shut[id.index()] && (is_overdue && waiting.home == Some(id) || fits())
-        };
-        let home = waiting.home.filter(|home| self.is_open(*home) && !self.has_lost(waiting, *home));
-        let found = match home {
-            Some(home) => Some(home).filter(|home| takes(*home)),
-            None if !is_overdue && look.is_misfit(waiting.need) => None,
-            None => {
-                let least_loaded = |suits: &dyn Fn(ReplicaId) -> bool| {
-                    self.field_of_all(look.now).least_loaded_of(Weigh::Residents, &self.rotation, suits)
-                };
-                match least_loaded(&takes) {
-                    None if is_overdue => least_loaded(&|id| !shut[id.index()]),
-                    None => {
-                        look.note_misfit(waiting.need, self.door.rooms.shared());
-                        None
-                    }
-                    Some(roomy) => Some(roomy),
-                }
+    fn room_for(&mut self, waiting: &Waiting, pass: &Pass) -> Option<ReplicaId> {
+        let is_overdue = self.is_overdue(waiting, pass.look.now);
+        let found = match waiting.home.filter(|home| self.is_open(*home) && !self.has_lost(waiting, *home)) {
+            Some(home) => {
+                let takes = || is_overdue || self.going_for(home, waiting, &pass.look).is_some();
+                Some(home).filter(|home| !pass.shut[home.index()] && takes())
             }
+            None => self.any_room_for(waiting, pass, is_overdue),
         }?;
-        for conversation in self.going_for(found, waiting, look).unwrap_or_default() {
+        for conversation in self.going_for(found, waiting, &pass.look).unwrap_or_default() {
             self.door.rooms.dismiss(conversation);
         }
         Some(found)
+    }
+
+    /// The least loaded replica that has room, unless one with less load has it in a moment. For who is overdue, any.
+    fn any_room_for(&self, waiting: &Waiting, pass: &Pass, is_overdue: bool) -> Option<ReplicaId> {
+        let field = Field { coming: &pass.coming, ..self.field_of_all(pass.look.now) };
+        let least_loaded = |suits: &dyn Fn(ReplicaId) -> bool| {
+            let suits = |id: ReplicaId| !pass.shut[id.index()] && suits(id);
+            field.least_loaded_of(Weigh::Residents, &self.rotation, suits)
+        };
+        let takes = |id| self.going_for(id, waiting, &pass.look).is_some();
+        if is_overdue {
+            return least_loaded(&takes).or_else(|| least_loaded(&|_| true));
+        }
+        if pass.look.is_misfit(waiting.need) {
+            return None;
+        }
+        let found = least_loaded(&|id| takes(id) || self.going_for(id, waiting, &pass.soon).is_some());
+        if found.is_none() {
+            pass.look.note_misfit(waiting.need, self.door.rooms.shared());
+        }
+        found.filter(|id| takes(*id))
     }
 
     /// Whether nothing is left of a conversation in the cache that it waits for, so that it may as well go elsewhere.
@@ -260,131 +284,12 @@ impl Balancer {
         }
     }
 
-    /// The tokens that a turn's conversation needs room for.
-    fn need(&self, conversation: ConversationKey, turn: &Turn<'_>) -> u64 {
-        self.taken_for(Some(conversation), turn.body_bytes) + self.reserve()
-    }
-
-    /// What is kept for a conversation to grow by.
-    fn reserve(&self) -> u64 {
-        self.door.learnt.growth() * u64::from(self.policy.admission.tuning.reserve_turns)
-    }
-
-    /// The tokens that a turn is taken for until it was measured.
-    fn taken_for(&self, conversation: Option<ConversationKey>, body_bytes: u64) -> u64 {
-        let known = conversation.and_then(|key| self.memory.pins.at(key)).map_or(0, |pin| pin.footprint());
-        let sent = self.bytes_per_token.tokens(body_bytes);
-        let guess = if known == 0 && sent == 0 { self.door.learnt.first() } else { known.max(sent) };
-        guess.max(NEED_MIN)
-    }
-
     /// The replica where a conversation was let in that has not been there yet.
     pub(super) fn reserved(&self, conversation: ConversationKey, turn: &Turn<'_>, now: Duration) -> Option<ReplicaId> {
         self.door.room_of(conversation).filter(|id| self.field(turn, now).is_open(*id))
     }
 
-    /// Tokens of KV cache on a replica; `None` where nobody tells, and nobody is held for it.
-    pub(super) fn capacity(&self, id: ReplicaId) -> Option<u64> {
-        let told = || self.replicas[id.index()].load.scrape().map(|scrape| scrape.kv_capacity_tokens);
-        self.policy.admission.capacity_tokens.or_else(told).filter(|tokens| *tokens > 0)
-    }
-
-    /// Tokens that turns in flight claim on a replica.
-    #[cfg(test)]
-    pub(super) fn claimed(&self, id: ReplicaId) -> u64 {
-        self.door.rooms.claimed(id)
-    }
-
     fn is_open(&self, id: ReplicaId) -> bool {
         self.replicas.serves(id)
-    }
-
-    /// A turn that was given a slot takes its room.
-    pub(super) fn claim(&mut self, choice: &Choice, turn: &Turn<'_>, now: Duration) -> Claim {
-        let replica = choice.replica;
-        let capacity = self.capacity(replica).filter(|_| self.holds_turns());
-        let Some(capacity) = capacity else { return Claim::Nothing };
-        let speaker = choice.speaker.as_ref().filter(|_| choice.decision.binds());
-        let tokens = self.taken_for(speaker.map(|speaker| speaker.conversation), turn.body_bytes);
-        let Some(speaker) = speaker.filter(|_| !matches!(choice.decision, Decision::Spilled { .. })) else {
-            return self.door.rooms.visit(replica, tokens);
-        };
-        let conversation = speaker.conversation;
-        self.note_return(conversation, now);
-        if self.door.room_of(conversation) != Some(replica) {
-            self.door.rooms.enter(conversation, replica, tokens, now);
-        }
-        if let Some(parent) = speaker.parent() {
-            self.door.rooms.refresh(parent, now);
-        }
-        let claim = self.door.rooms.begin(conversation, tokens);
-        let growth = u64::from(self.policy.admission.tuning.growth_percent);
-        self.door.relieve(replica, capacity * growth / 100, conversation);
-        claim
-    }
-
-    /// How long conversations are silent is learnt from those who lost their room too: else whoever came back late would not
-    /// count, stays would become ever shorter, and more would come back too late.
-    fn note_return(&mut self, conversation: ConversationKey, now: Duration) {
-        if let Some((silent, asks)) = self.door.rooms.came_back(conversation, now) {
-            self.door.gaps.returned(asks, silent);
-        }
-    }
-
-    /// A turn's cost teaches how much room conversations take.
-    pub(super) fn learn_room(&mut self, ticket: &Ticket, cost: &Cost, bill: &Bill, before: u64, now: Duration) {
-        let Claim::Resident { .. } = ticket.claim else { return };
-        let (Some(conversation), Some(prompt)) = (ticket.bound(), cost.prompt) else { return };
-        let length = prompt + cost.completion;
-        if let Some(first) = ticket.first {
-            self.door.learnt.computed(bill.computed, first.saturating_sub(ticket.seated));
-        }
-        match ticket.decision {
-            Decision::Placed { reason: Placement::New } => {
-                // That nothing was found says something only where others had left anything.
-                let others_came = self.door.rooms.room(ticket.replica).and_then(|room| room.used_since);
-                let could_find = others_came.is_some_and(|since| since <= ticket.seated);
-                self.door.learnt.began(length, cost.cached.filter(|found| *found > 0 || could_find));
-                self.door.rooms.room_mut(ticket.replica).used_since.get_or_insert(now);
-                self.door.rooms.share(self.door.learnt.shared());
-            }
-            Decision::Sticky if before > 0 => {
-                self.door.learnt.grew(length.saturating_sub(before));
-                self.trim(ticket, cost, bill, now);
-            }
-            Decision::Sticky
-            | Decision::Placed { .. }
-            | Decision::Spilled { .. }
-            | Decision::ClientPinned
-            | Decision::Unpinned { .. }
-            | Decision::Side => {}
-        }
-        self.door.rooms.measured(conversation, length + self.reserve(), cost.asks);
-    }
-
-    /// What a resident misses of its history was evicted though it was counted on.
-    fn trim(&mut self, ticket: &Ticket, cost: &Cost, bill: &Bill, now: Duration) {
-        let Claim::Resident { is_return: true, .. } = ticket.claim else { return };
-        let (Some(prompt), Some(_)) = (cost.prompt, cost.cached) else { return };
-        let missed = match bill.cold {
-            Some(cold) if matches!(cold.reason, ColdReason::Evicted) => cold.tokens as f64 / prompt.max(1) as f64,
-            Some(_) => return,
-            None => 0.0,
-        };
-        self.door.rooms.room_mut(ticket.replica).trim.found(missed, now);
-    }
-
-    /// A turn has ended and gives its claim back.
-    pub(super) fn unclaim(&mut self, ticket: &Ticket, now: Duration) {
-        if let Claim::Resident { .. } = ticket.claim
-            && ticket.first.is_some()
-        {
-            let asks = ticket.bound().and_then(|key| self.door.rooms.resident(key)).is_some_and(|it| it.asks);
-            self.door.gaps.answered(asks);
-        }
-        self.door.rooms.end(ticket.bound(), ticket.replica, ticket.claim, now);
-        if let Some(conversation) = ticket.bound().filter(|key| !self.memory.pins.contains(*key)) {
-            self.door.rooms.dismiss(conversation);
-        }
     }
 }

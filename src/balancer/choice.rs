@@ -148,7 +148,8 @@ impl Balancer {
 
     /// For a turn that has failed nowhere yet.
     pub(super) fn field_of_all(&self, now: Duration) -> Field<'_> {
-        Field { policy: &self.policy, replicas: &self.replicas, affinity: &self.memory.pins, now, tried: &[] }
+        let (policy, replicas, affinity) = (&self.policy, &self.replicas, &self.memory.pins);
+        Field { policy, replicas, affinity, now, tried: &[], coming: &[] }
     }
 
     fn home_lost(&self, home: Home, tried: &[ReplicaId]) -> Option<Placement> {

@@ -15,6 +15,7 @@ mod admit;
 mod affinity;
 mod aliases;
 mod choice;
+mod claims;
 mod cost;
 mod distribution;
 mod evidence;

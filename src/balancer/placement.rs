@@ -47,6 +47,8 @@ pub(super) struct Field<'a> {
     pub now: Duration,
     /// Replicas that the turn has already failed on.
     pub tried: &'a [ReplicaId],
+    /// Conversations that are given to a replica but are not there yet, by its index; of those behind the end there are none.
+    pub coming: &'a [u32],
 }
 
 const STANDING_SHIFT: u32 = 62;
@@ -92,7 +94,8 @@ impl Field<'_> {
         let better = |best: (Rank, Option<ReplicaId>), index: usize| {
             let row = &rows[index];
             let Some(id) = ReplicaId::from_index(index).filter(|id| row.serves && suits(*id)) else { return best };
-            let active = active.as_ref().map_or(0, |active| active.on(id));
+            let coming = self.coming.get(index).copied().unwrap_or(0);
+            let active = active.as_ref().map_or(0, |active| active.on(id)) + coming;
             let rank = self.rank(id, row, active, now_ns);
             if rank < best.0 && !self.tried.contains(&id) { (rank, Some(id)) } else { best }
         };

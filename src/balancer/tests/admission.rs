@@ -110,6 +110,40 @@ fn a_new_conversation_takes_the_first_room_anywhere_and_is_not_overtaken() {
 }
 
 #[test]
+fn those_who_are_let_in_at_once_are_spread_over_the_replicas() {
+    let mut rig = full_house(2);
+    let tickets: Vec<_> = (0..6).map(|n| seated(&mut rig, n)).collect();
+    let places: Vec<_> = (6..10).map(|n| held(&mut rig, n)).collect();
+    tickets.into_iter().for_each(|ticket| end(&mut rig, ticket));
+    pass(&mut rig, 6 * SECOND);
+    assert_eq!(rig.balancer.take_let_in(), places);
+    let arrive = |n| rig.balancer.arrive(&asks(n, 10_000), rig.now).expect("a replica");
+    let tickets: Vec<_> = (6..10).map(arrive).collect();
+    let on_first = tickets.iter().filter(|ticket| ticket.replica == id(0)).count();
+    assert_eq!(on_first, 2, "each replica has room for three");
+    tickets.into_iter().for_each(|ticket| end(&mut rig, ticket));
+}
+
+#[test]
+fn a_new_conversation_waits_a_moment_longer_for_a_replica_with_less_load() {
+    let mut rig = full_house(2);
+    let tickets: Vec<_> = (0..6).map(|n| seated(&mut rig, n)).collect();
+    let (mut busy, idle): (Vec<_>, Vec<_>) = tickets.into_iter().partition(|ticket| ticket.replica == id(0));
+    let place = held(&mut rig, 6);
+    end(&mut rig, busy.remove(0));
+    let moment = Duration::from_millis(50);
+    pass(&mut rig, moment);
+    idle.into_iter().for_each(|ticket| end(&mut rig, ticket));
+    pass(&mut rig, 5 * SECOND - moment);
+    assert_eq!(rig.balancer.take_let_in(), [], "the busy replica has room, and the idle one in a moment");
+    pass(&mut rig, moment);
+    assert_eq!(rig.balancer.take_let_in(), [place]);
+    busy.push(rig.balancer.arrive(&asks(6, 10_000), rig.now).expect("a replica"));
+    assert_eq!(busy[2].replica, id(1));
+    busy.into_iter().for_each(|ticket| end(&mut rig, ticket));
+}
+
+#[test]
 fn children_of_a_resident_are_let_in_over_the_line() {
     let mut rig = full_house(1);
     let tickets: Vec<_> = (0..3).map(|n| seated(&mut rig, n)).collect();
