@@ -47,12 +47,17 @@ impl Balancer {
     /// When no replica could be given, or too many wait already.
     pub fn admit(&mut self, turn: &Turn<'_>, now: Duration) -> Result<Entry, Refusal> {
         let chosen = self.choose(turn, now);
+        self.door.budget.earn(self.policy.admission.tuning.held_percent);
         let Some((conversation, home)) = chosen.ok().and_then(|choice| self.has_to_ask(&choice, turn)) else {
             return self.settle(chosen, turn, now).map(Entry::Seated);
         };
         if self.door.line.turns() >= self.policy.admission.held_max {
             self.refused[Refusal::LineFull as usize] += 1;
             return Err(Refusal::LineFull);
+        }
+        if !self.door.budget.spend() {
+            self.door.counters.forced += 1;
+            return self.settle(chosen, turn, now).map(Entry::Seated);
         }
         // When it comes to the door and not when it gets in: the wait in between is no pause of its client.
         self.note_return(conversation, now);

@@ -46,8 +46,10 @@ pub struct Tally {
     until: Duration,
     /// What ends until then counts too, if it runs when the window ends.
     drained: Duration,
-    /// Whether all of the run is counted: then what is unanswered or cut off at its end is a part of every figure.
-    is_whole: bool,
+    /// Whether a turn without an answer is in the percentiles with its wait until it ended.
+    counts_unanswered: bool,
+    /// Whether a turn that is cut off adds the tokens that had come.
+    counts_cut: bool,
     ttfbs: Vec<Duration>,
     sessions: Vec<Duration>,
     longest_wait: Option<Duration>,
@@ -72,7 +74,8 @@ impl Tally {
             from,
             until,
             drained: until,
-            is_whole: false,
+            counts_unanswered: false,
+            counts_cut: false,
             ttfbs: Vec::new(),
             sessions: Vec::new(),
             longest_wait: None,
@@ -96,10 +99,10 @@ impl Tally {
         Tally { drained, ..self }
     }
 
-    /// Counts a run from its very beginning to its end. A turn that has no answer is in the percentiles with its wait until it
-    /// ended, and one that is cut off adds the tokens that had come.
-    pub fn of_a_whole_run(length: Duration) -> Self {
-        Tally { is_whole: true, ..Tally::new(Duration::ZERO, length) }
+    /// Counts a run to its very end. A turn that has no answer is in the percentiles with its wait until it ended. Where nothing
+    /// went before, one that is cut off adds the tokens that had come; after a warm-up as many were there when it ended.
+    pub fn of_a_run(from: Duration, until: Duration) -> Self {
+        Tally { counts_unanswered: true, counts_cut: from.is_zero(), ..Tally::new(from, until) }
     }
 
     /// Adds a turn, those of a session in their order. A turn counts where its first byte came within the window, or where it
@@ -115,7 +118,7 @@ impl Tally {
         }
         let is_counted = match turn.ending {
             Ending::Complete => true,
-            Ending::Cut => self.is_whole,
+            Ending::Cut => self.counts_cut,
             Ending::Failed => false,
         };
         if self.has(turn.ended) && is_counted {
@@ -166,7 +169,7 @@ impl Tally {
         let noticed = turn.first_byte.unwrap_or(turn.ended);
         let wait = noticed.min(self.drained).saturating_sub(turn.wished);
         self.longest_wait = self.longest_wait.max(Some(wait));
-        if self.is_whole && turn.first_byte.is_none() {
+        if self.counts_unanswered && turn.first_byte.is_none() {
             self.ttfbs.push(wait);
         }
         let waits = match turn.ending {

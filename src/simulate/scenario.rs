@@ -157,6 +157,7 @@ pub struct AdmissionSettings {
     /// How long a silent resident keeps its room; without it that is learnt.
     pub stay_ms: Option<u64>,
     pub cold_max: u32,
+    pub held_percent: u32,
     pub rotate_after_s: u64,
     pub trims: bool,
 }
@@ -218,6 +219,7 @@ impl Default for AdmissionSettings {
                 Stay::Fixed(stay) => Some(stay.as_millis() as u64),
             },
             cold_max: tuning.cold_max,
+            held_percent: tuning.held_percent,
             rotate_after_s: tuning.rotate_after.as_secs(),
             trims: tuning.trims,
         }
@@ -237,6 +239,7 @@ impl AdmissionSettings {
                 reserve_turns: self.reserve_turns,
                 stay: self.stay_ms.map_or(Stay::Learnt, |stay| Stay::Fixed(Duration::from_millis(stay))),
                 cold_max: self.cold_max,
+                held_percent: self.held_percent,
                 rotate_after: Duration::from_secs(self.rotate_after_s),
                 trims: self.trims,
             },

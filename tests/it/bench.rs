@@ -121,6 +121,19 @@ async fn affinity_is_switched_between_the_arms_and_their_order_alternates() {
 }
 
 #[tokio::test]
+async fn what_the_agents_do_while_a_measurement_warms_up_is_not_counted() {
+    let server = start(fast()).await;
+    let ladder = ["--arm", &format!("one={}", url(&server)), "--sessions", "2", "--rounds", "1"];
+    let output = bench(&[&ladder[..], &["--warmup", "3", "--seconds", "1", "--json"], &SMALL].concat()).await;
+    let report = report(&output);
+    assert_eq!((&report["bench"]["warmup_s"], &report["bench"]["seconds"]), (&json!(3), &json!(1)));
+    let counted = report["rungs"][0]["output_tokens_per_min"].as_f64().expect("a rate") / 60.0;
+    let page = call(server.address(), &Call::get("/metrics")).await.text();
+    let computed = sum_of(&page, "vllm:generation_tokens_total");
+    assert!(counted > 0.0 && counted < computed / 2.0, "{counted} of {computed} in the last second of four");
+}
+
+#[tokio::test]
 async fn the_counts_of_a_measurement_are_those_of_the_server() {
     let server = start(fast()).await;
     let ladder =

@@ -7,6 +7,7 @@ use crate::conversation::ConversationKey;
 
 use super::super::distribution::Distribution;
 use super::super::replica::ReplicaId;
+use super::budget::Budget;
 use super::gaps::Gaps;
 use super::learnt::Learnt;
 use super::line::{Line, Place, Waiting};
@@ -39,7 +40,7 @@ struct Stays {
 pub struct DoorCounters {
     /// Turns that had to wait.
     pub held: u64,
-    /// Those that were let in over the line, because they had waited for long enough.
+    /// Those that were let in over the line: they had waited for long enough, or too many were held already.
     pub forced: u64,
     /// Those whose client left while they waited.
     pub left: u64,
@@ -51,6 +52,7 @@ pub struct DoorCounters {
 pub struct Door {
     pub rooms: Rooms,
     pub line: Line,
+    pub budget: Budget,
     pub gaps: Gaps,
     pub learnt: Learnt,
     pub counters: DoorCounters,
@@ -96,6 +98,7 @@ impl Door {
         Door {
             rooms: Rooms::default(),
             line: Line::default(),
+            budget: Budget::new(),
             gaps: Gaps::default(),
             learnt: Learnt::new(),
             counters: DoorCounters::default(),

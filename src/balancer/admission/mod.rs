@@ -7,13 +7,14 @@
 //! - a turn of a resident conversation is never held;
 //! - any other one waits in one line, first come, first served, and enters where its footprint fits. One that has been on a
 //!   replica before waits for that one as long as its cache may still hold something of it; a new one takes the first room
-//!   there is;
+//!   there is, and of several that on the least loaded replica;
 //! - a resident that is silent for longer than its *stay* is worth gives its room to whoever waits for it. How long that is
 //!   comes from how soon conversations come back;
 //! - who has waited for the longest hold is let in over the line.
 //!
 //! As long as everything fits, the door is open and costs a look.
 
+mod budget;
 mod door;
 mod gaps;
 mod learnt;

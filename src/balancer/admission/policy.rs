@@ -40,6 +40,8 @@ pub struct Tuning {
     pub stay: Stay,
     /// How many cold histories may be computed on a replica at once while others wait; 0: as many as fit.
     pub cold_max: u32,
+    /// So many turns in a hundred are held at most; who would be held beyond that is let in over the line. 100: no bound.
+    pub held_percent: u32,
     /// In [`AdmissionMode::Fair`]: after how long a wait somebody has to make room, and how long who is let in may stay
     /// undisturbed.
     pub rotate_after: Duration,
@@ -62,6 +64,7 @@ impl Tuning {
         reserve_turns: 1,
         stay: Stay::Learnt,
         cold_max: 0,
+        held_percent: 100,
         rotate_after: Duration::from_secs(20),
         trims: true,
     };

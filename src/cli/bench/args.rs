@@ -46,6 +46,10 @@ pub struct BenchArgs {
     /// How long each arm is measured on each rung, in seconds. Default: 180; for a trace, its length and a minute.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=2_678_400))]
     pub(super) seconds: Option<u64>,
+    /// How long the agents of each measurement are at work before it begins, in seconds: what counts is then how it goes on, and
+    /// not how it began.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=2_678_400))]
+    pub(super) warmup: u64,
     /// How often the ladder is gone through; the arms change their order each time.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) rounds: u32,

@@ -1,11 +1,12 @@
 //! One measurement: an arm with so many sessions, for so long.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::report::Rung;
 use crate::sim::agent::{AgentWorkload, HttpClient};
@@ -28,7 +29,8 @@ pub struct Stage<'a> {
     pub switch: Option<&'a Switch>,
     pub engines: &'a Engines,
     pub client: &'a HttpClient,
-    pub length: Duration,
+    /// From when on and until when it is counted, since its beginning.
+    pub window: Range<Duration>,
 }
 
 /// A measurement as `--json` has it.
@@ -65,10 +67,12 @@ impl Stage<'_> {
         }
         let caches = self.engines.empty_caches().await;
         let names_engines = self.names_engines().await?;
-        let before = self.engines.lookups().await;
+        let mut before = self.engines.lookups().await;
         let begun = Instant::now();
+        let Range { start, end } = self.window;
+        let mut warms_up = !start.is_zero();
         let (sender, mut results) = mpsc::channel(RESULTS_MAX);
-        let agents = tokio::spawn(workload.drive(self.client.clone(), begun + self.length, sender));
+        let agents = tokio::spawn(workload.drive(self.client.clone(), begun + end, sender));
         let (mut seen, mut busy) = (Seen::default(), Busy::default());
         let mut ticks = interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -78,19 +82,23 @@ impl Stage<'_> {
                     Some(result) => seen.add(result),
                     None => break,
                 },
+                () = sleep_until(begun + start), if warms_up => {
+                    warms_up = false;
+                    (before, busy) = (self.engines.lookups().await, Busy::default());
+                }
                 _ = ticks.tick() => {
                     // Looked at beside the agents, so that a slow answer of an engine stops nobody.
                     busy.add(self.engines.busy().await);
-                    screen.show(&Progress { arm: &arm.name, cell, seen: &seen, elapsed: begun.elapsed(), length: self.length });
+                    screen.show(&Progress { arm: &arm.name, cell, seen: &seen, elapsed: begun.elapsed(), length: end });
                 }
                 _ = stop.changed() => return Ok(None),
             }
         }
         agents.await.context("the agents failed")?;
-        let length = self.length.min(begun.elapsed());
+        let end = end.min(begun.elapsed());
         let hits = before.zip(self.engines.lookups().await).and_then(|(before, after)| after.hit_percent_since(before));
         let (turns_complete, sizes) = (seen.complete, seen.sizes());
-        let mut figures = seen.figures(length, names_engines, busy.mean());
+        let mut figures = seen.figures(start.min(end)..end, names_engines, busy.mean());
         if hits.is_some() {
             figures.prefix_hit_percent = hits;
         }

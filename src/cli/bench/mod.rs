@@ -118,6 +118,7 @@ impl Run<'_> {
         let mut screen = Screen::new(args.rounds, cells.len());
         let sizes = self.calibrate(&mut screen).await?;
         let mut stop = interrupts();
+        let warmup = Duration::from_secs(args.warmup);
         let mut measured = Vec::new();
         let mut broken_off = None;
         for cell in cells {
@@ -126,7 +127,7 @@ impl Run<'_> {
                 switch: self.compared.switch.as_ref(),
                 engines: &self.engines,
                 client: &self.client,
-                length: self.length,
+                window: warmup..warmup + self.length,
             };
             match stage.measure(cell, self.workload_of(cell), &mut screen, &mut stop).await {
                 Ok(Some(of_cell)) => measured.push(of_cell),
@@ -197,6 +198,7 @@ impl Run<'_> {
                 },
                 arms,
                 engines: self.engines.urls().to_vec(),
+                warmup_s: self.args.warmup,
                 seconds: self.length.as_secs(),
                 rounds: self.args.rounds,
                 seed: self.args.seed,

@@ -27,6 +27,8 @@ pub struct Facts {
     pub api: &'static str,
     pub arms: Vec<(String, String)>,
     pub engines: Vec<String>,
+    /// How long each measurement had gone on when it began to count.
+    pub warmup_s: u64,
     pub seconds: u64,
     pub rounds: u32,
     pub seed: u64,
@@ -104,8 +106,12 @@ fn words(output: &Output) -> String {
         let turns = cell.sizes.iter().map(|(_, prompt, reply)| format!("{prompt}+{reply}"));
         format!(" Measured prompt and reply tokens, turn by turn: {}.", turns.collect::<Vec<_>>().join(", "))
     });
+    let warmup = match facts.warmup_s {
+        0 => String::new(),
+        warmup_s => format!(" after {warmup_s} s of warm-up"),
+    };
     format!(
-        "{} s a measurement, {} rounds, {}, seed {}. {caches} {hits}{sizes}\n\
+        "{} s a measurement{warmup}, {} rounds, {}, seed {}. {caches} {hits}{sizes}\n\
          A wait goes from a turn's first try to its first token. Of a turn without an answer it goes to the end of the measurement, and\n\
          is in the percentiles with that: what stands there is the least that it can have been.",
         facts.seconds, facts.rounds, facts.api, facts.seed,

@@ -6,6 +6,7 @@
 //! known only to be *at least* what is said, and no percentile gets better by what was not answered.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::report::{Ending, Figures, Tally, TurnSeen};
@@ -68,10 +69,11 @@ impl Seen {
         by_turn.into_iter().map(median).collect()
     }
 
-    /// The figures of a measurement that was `length` long. `names_engines`: whether what the responses call a replica is one
+    /// The figures of what happened within `window` of a measurement that ended with it. `names_engines`: whether what the responses call a replica is one
     /// engine, and not a server whose own balancer chooses among several.
-    pub fn figures(self, length: Duration, names_engines: bool, replicas_busy: Option<f64>) -> Figures {
-        let mut tally = Tally::of_a_whole_run(length);
+    pub fn figures(self, window: Range<Duration>, names_engines: bool, replicas_busy: Option<f64>) -> Figures {
+        let end = window.end;
+        let mut tally = Tally::of_a_run(window.start, end);
         let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
         let mut begun: BTreeMap<u64, Duration> = BTreeMap::new();
         for ((session, turn), tries) in &self.turns {
@@ -79,14 +81,14 @@ impl Seen {
                 let next = numbers.len() as u32;
                 *numbers.entry(name.clone()).or_insert(next)
             });
-            tally.add(&tries.seen(*session, *turn, replica, length));
+            tally.add(&tries.seen(*session, *turn, replica, end));
             if *turn == 0 {
                 begun.insert(*session, tries.first_sent);
             }
             let last = &tries.last;
             if last.is_last && !last.is_subagent && last.outcome == TurnOutcome::Complete {
                 let from = begun.get(session).copied().unwrap_or(tries.first_sent);
-                tally.add_session(from, (last.started + last.total).min(length));
+                tally.add_session(from, (last.started + last.total).min(end));
             }
         }
         Figures { errors: Some(self.errors as f64), ..tally.figures(replicas_busy) }
@@ -107,7 +109,7 @@ impl Tries {
         Some(self.first_token()?.saturating_sub(self.first_sent))
     }
 
-    fn seen(&self, session: u64, turn: u32, replica: Option<u32>, length: Duration) -> TurnSeen {
+    fn seen(&self, session: u64, turn: u32, replica: Option<u32>, end: Duration) -> TurnSeen {
         let last = &self.last;
         let ending = match last.outcome {
             TurnOutcome::Complete => Ending::Complete,
@@ -115,9 +117,9 @@ impl Tries {
             TurnOutcome::Cut => Ending::Cut,
         };
         let ended = match ending {
-            // One that ended with the window may have been seen a moment after it.
-            Ending::Complete => (last.started + last.total).min(length),
-            Ending::Failed | Ending::Cut => length,
+            // One that ended with it may have been seen a moment after it.
+            Ending::Complete => (last.started + last.total).min(end),
+            Ending::Failed | Ending::Cut => end,
         };
         let output_tokens = match (ending, last.usage) {
             (Ending::Failed, _) => 0,
@@ -128,7 +130,7 @@ impl Tries {
             session,
             turn,
             wished: self.first_sent,
-            first_byte: self.first_token().map(|at| at.min(length)),
+            first_byte: self.first_token().map(|at| at.min(end)),
             ended,
             ending,
             replica,
@@ -174,7 +176,7 @@ mod tests {
     fn figures(results: Vec<TurnResult>) -> Figures {
         let mut seen = Seen::default();
         results.into_iter().for_each(|result| seen.add(result));
-        seen.figures(LENGTH, true, None)
+        seen.figures(Duration::ZERO..LENGTH, true, None)
     }
 
     #[test]
@@ -215,10 +217,22 @@ mod tests {
     }
 
     #[test]
+    fn what_happened_while_it_warmed_up_is_not_counted() {
+        let mut seen = Seen::default();
+        let first = TurnResult { total: MS(20_500), ..result(0, 1, 9_000, TurnOutcome::Complete) };
+        let cut = TurnResult { first_token: Some(MS(200)), pieces: 33, ..result(1, 0, 59_000, TurnOutcome::Cut) };
+        let turns = [result(0, 0, 0, TurnOutcome::Complete), first, result(2, 0, 30_000, TurnOutcome::Complete), cut];
+        turns.into_iter().for_each(|result| seen.add(result));
+        let figures = seen.figures(MS(20_000)..MS(60_000), true, None);
+        assert_eq!((figures.sessions_per_hour, figures.session_p50_s), (Some(90.0), Some(29.5)));
+        assert_eq!(figures.output_tokens_per_min, Some(60.0), "of the two turns that ended in the 40 s");
+    }
+
+    #[test]
     fn where_a_server_chooses_the_engine_nobody_knows_whether_a_turn_stayed() {
         let mut seen = Seen::default();
         seen.add(result(0, 0, 0, TurnOutcome::Complete));
         seen.add(result(0, 1, 1_000, TurnOutcome::Complete));
-        assert_eq!(seen.figures(LENGTH, false, Some(2.5)).stayed_percent, None);
+        assert_eq!(seen.figures(Duration::ZERO..LENGTH, false, Some(2.5)).stayed_percent, None);
     }
 }
