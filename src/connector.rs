@@ -19,7 +19,7 @@ use crate::balancer::DownReason;
 use crate::tls::ReplicaTls;
 
 /// A file without authorities, for Pingora's connectors, which believe nobody then.
-pub const NO_AUTHORITIES: &str = "/dev/null";
+const NO_AUTHORITIES: &str = "/dev/null";
 
 /// Makes connections and keeps them.
 pub struct Connector {

@@ -83,8 +83,9 @@
 //!
 //! # What is absent on purpose
 //!
-//! Pingora's own way of proxying: it writes a head as soon as it has come, and no filter can wait for what follows, so
-//! [`proxy`] drives the exchange itself. Its HTTP/1.1 client: it has 64 KiB for every response, as long as that lasts. Its
+//! `pingora-proxy`: it writes a head as soon as it has come, and no filter can wait for what follows; and every open stream has
+//! room for phases that kvpin has no use for. So [`proxy`] goes through a request itself, on Pingora's sessions, connector and
+//! pool. Pingora's HTTP/1.1 client: it has 64 KiB for every response, as long as that lasts. Its
 //! `Server`: it sleeps through its whole grace period, can't bind port 0 and panics where it can't bind, so [`server`] starts
 //! its services itself. Its TLS listeners and its HTTP/2 loop: they take certificates and limits once, at the start, and end
 //! connections without a word. `pingora-load-balancing`: its selection sees a set of backends and a key, not a request's load

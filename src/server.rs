@@ -19,8 +19,6 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
 use pingora::listeners::{L4BufferSettings, ListenerConfig, TcpSocketOptions};
-use pingora::proxy::http_proxy;
-use pingora::server::configuration::ServerConf;
 use pingora::services::Service as _;
 use pingora::services::listening::Service;
 use tokio::runtime::{Builder, Runtime};
@@ -29,7 +27,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::admin::history::History;
 use crate::admin::{Lately, Proxied};
 use crate::config::{Config, ConfigError};
-use crate::connector::NO_AUTHORITIES;
 use crate::conversation::KeySecret;
 use crate::dispatch::Routing;
 use crate::gpu::{self, Sampler};
@@ -216,11 +213,8 @@ impl Server {
 
     /// A service for each listener, so that each knows which one it is.
     fn proxy_services(&self) -> Vec<Service<Listener>> {
-        // Pingora's own way to the replicas isn't used, but made.
-        let conf = ServerConf { ca_file: Some(NO_AUTHORITIES.to_owned()), ..ServerConf::default() };
         let (routing, departure) = (Arc::clone(&self.routing), Arc::clone(&self.departure));
-        let proxy = Proxy::new(routing, self.open.clone(), departure, Arc::clone(&self.access_log));
-        let proxy = Arc::new(http_proxy(&Arc::new(conf), proxy));
+        let proxy = Arc::new(Proxy::new(routing, self.open.clone(), departure, Arc::clone(&self.access_log)));
         let connections = Connections::new(self.routing.metrics.connections.clone());
         let table = self.routing.table();
         let listener = |(at, address): (usize, &SocketAddr)| {

@@ -15,7 +15,7 @@ use crate::server::{Life, Start};
 use super::EXIT_CONFIG;
 
 /// Pingora logs whole heads at debug, API keys and all, and every connection that a client breaks off as an error.
-const SILENCED: [&str; 3] = ["pingora_core", "pingora_proxy", "pingora_pool"];
+const SILENCED: [&str; 2] = ["pingora_core", "pingora_pool"];
 
 /// By which configuration, and in whose place.
 #[derive(clap::Args)]

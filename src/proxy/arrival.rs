@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::uri::PathAndQuery;
 use http::{Uri, header};
 use ipnet::IpNet;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use pingora::{Error, ErrorType, OrErr as _};
 
 use crate::config::Config;
@@ -21,7 +21,7 @@ const STEERING: [&str; 1] = ["endpoint-load-metrics-format"];
 const STEERING_FAMILY: &str = "x-vllm-";
 
 /// Refuses a head that is too large, or that could be read in two ways.
-pub fn check_head(session: &Session, bytes_max: usize) -> Result<(), Refusal> {
+pub fn check_head(session: &ServerSession, bytes_max: usize) -> Result<(), Refusal> {
     let head = session.req_header();
     let lines: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
     if lines + head.raw_path().len() > bytes_max {
@@ -38,7 +38,7 @@ pub fn check_head(session: &Session, bytes_max: usize) -> Result<(), Refusal> {
 }
 
 /// The endpoint that a request is for, and its path.
-pub fn find_endpoint<'a>(session: &'a Session, config: &Config) -> Result<Found<'a>, Refusal> {
+pub fn find_endpoint<'a>(session: &'a ServerSession, config: &Config) -> Result<Found<'a>, Refusal> {
     let head = session.req_header();
     Endpoint::find(&head.method, head.uri.path(), &config.allow_paths).map_err(|reason| match reason {
         NotServed::Path => Refusal::UnknownPath,
@@ -48,7 +48,7 @@ pub fn find_endpoint<'a>(session: &'a Session, config: &Config) -> Result<Found<
 
 /// Gives a head that goes to an engine the path that was matched, says in it where it came from, and takes out of it what
 /// isn't for a client to say.
-pub fn settle(session: &mut Session, path: &str, config: &Config) -> pingora::Result<()> {
+pub fn settle(session: &mut ServerSession, path: &str, config: &Config) -> pingora::Result<()> {
     let origin = origin(session, &config.trusted_proxies);
     let head = session.req_header_mut();
     set_path(head, path)?;
@@ -67,7 +67,7 @@ pub fn is_trusted(address: IpAddr, proxies: &[IpNet]) -> bool {
     proxies.iter().any(|network| network.contains(&address))
 }
 
-fn origin(session: &Session, proxies: &[IpNet]) -> Origin {
+fn origin(session: &ServerSession, proxies: &[IpNet]) -> Origin {
     let address = session.client_addr().and_then(|address| address.as_inet()).map(|address| address.ip());
     let is_encrypted = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
     Origin {

@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use pingora::http::ResponseHeader;
 use pingora::protocols::Stream;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use pingora::{Error, ErrorSource, ErrorType, Result};
 use tokio::time::{Instant, timeout};
 
@@ -50,7 +50,7 @@ const STALE_WITHIN: Duration = Duration::from_secs(1);
 pub struct Attempt<'a> {
     pub(super) proxy: &'a Proxy,
     pub(super) table: Arc<Table>,
-    pub(super) session: &'a mut Session,
+    pub(super) session: &'a mut ServerSession,
     pub(super) context: &'a mut Context,
     pub(super) alarm: Alarm,
     pub(super) pings: Pings,
@@ -96,7 +96,7 @@ enum ErrorBody {
 }
 
 impl<'a> Attempt<'a> {
-    pub fn new(proxy: &'a Proxy, session: &'a mut Session, context: &'a mut Context) -> Self {
+    pub fn new(proxy: &'a Proxy, session: &'a mut ServerSession, context: &'a mut Context) -> Self {
         let table = proxy.routing.table();
         let pings = Pings::new(context.dialect, table.config.limits.ping_interval);
         Attempt { proxy, table, session, context, alarm: Alarm::new(None), pings }
@@ -269,7 +269,7 @@ impl<'a> Attempt<'a> {
     /// Writes something to a client that waits for its answer.
     pub(super) async fn say(&mut self, bytes: Bytes) -> Result<()> {
         self.context.is_writing = true;
-        self.session.write_response_body(Some(bytes), false).await.map_err(Error::into_down)?;
+        self.session.write_response_body(bytes, false).await.map_err(Error::into_down)?;
         self.context.is_writing = false;
         Ok(())
     }

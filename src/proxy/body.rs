@@ -11,8 +11,8 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use pingora::http::RequestHeader;
+use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v1::common::is_expect_continue_req;
-use pingora::proxy::Session;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Limits;
@@ -65,7 +65,7 @@ pub struct RequestBody {
 
 /// Reads a body until its model and session are known, and then for a replay.
 pub struct Reader<'a> {
-    session: &'a mut Session,
+    session: &'a mut ServerSession,
     limits: &'a Limits,
     search: &'a mut BodySearch,
     length: Option<usize>,
@@ -96,7 +96,7 @@ impl Drop for Waited<'_> {
 impl<'a> Reader<'a> {
     /// Refuses at once what is announced to be over the limit.
     pub fn new(
-        session: &'a mut Session,
+        session: &'a mut ServerSession,
         search: &'a mut BodySearch,
         limits: &'a Limits,
         share: Share,

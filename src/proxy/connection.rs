@@ -13,7 +13,6 @@ use pingora::apps::ServerApp;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::l4::stream::Stream as TcpStream;
 use pingora::protocols::{ALPN, Stream};
-use pingora::proxy::HttpProxy;
 use pingora::server::ShutdownWatch;
 use tokio::time::timeout_at;
 
@@ -28,7 +27,7 @@ use super::{Departure, Proxy, h1, h2};
 
 /// What serves the connections of a listener.
 pub struct Listener {
-    pub proxy: Arc<HttpProxy<Proxy>>,
+    pub proxy: Arc<Proxy>,
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
     pub departure: Arc<Departure>,
@@ -72,7 +71,6 @@ impl ServerApp for Listener {
     async fn cleanup(&self) {
         self.departure.idle_time_is_over().await;
         self.departure.close_idle();
-        ServerApp::cleanup(&*self.proxy).await;
     }
 }
 

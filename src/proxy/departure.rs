@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use tokio::sync::watch;
 
 /// Longer than a request takes to arrive from anywhere, and than an agent takes to ask again right after an answer.
@@ -109,7 +109,7 @@ impl Departure {
     }
 
     /// An answer has ended. If its client may believe that the connection stays, waits for its next request to arrive.
-    pub async fn linger(&self, session: &Session) {
+    pub async fn linger(&self, session: &ServerSession) {
         let believes_it_stays = !session.is_http2() && session.get_keepalive().is_some();
         if believes_it_stays && *self.leaving.borrow() == Leaving::Soon {
             tokio::time::sleep(LINGER).await;

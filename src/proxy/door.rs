@@ -3,7 +3,7 @@
 //! A client that is held is told nothing: a head that came early could not be taken back. Its body goes on coming as far as it
 //! can be kept, and that it leaves is noticed as long as it does.
 
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use pingora::{Error, Result};
 use prometheus::HistogramVec;
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ use super::refusal::Refusal;
 ///
 /// # Errors
 /// Of the client, if it leaves while it waits; kvpin's own refusals.
-pub async fn enter(session: &mut Session, context: &mut Context, holds: &HistogramVec) -> Result<()> {
+pub async fn enter(session: &mut ServerSession, context: &mut Context, holds: &HistogramVec) -> Result<()> {
     let asked = context.ask().map_err(|refusal| context.refused(refusal))?;
     let Some(mut hold) = asked else { return Ok(()) };
     let since = Instant::now();
@@ -51,7 +51,7 @@ enum Awaits {
 }
 
 impl Awaits {
-    fn of(session: &mut Session, context: &Context) -> Self {
+    fn of(session: &mut ServerSession, context: &Context) -> Self {
         let has_room = context.body.as_ref().is_some_and(|body| body.has_room());
         match session.is_body_done() {
             true => Awaits::Leaving,
@@ -63,11 +63,11 @@ impl Awaits {
 }
 
 /// Waits for the client: for a piece of its body where one is awaited, else for its leaving.
-async fn from_client(session: &mut Session, context: &mut Context, awaits: Awaits) -> Result<()> {
+async fn from_client(session: &mut ServerSession, context: &mut Context, awaits: Awaits) -> Result<()> {
     let (Awaits::Piece, Some(body)) = (awaits, &mut context.body) else {
         return Err(downstream::left(session).await);
     };
-    let piece = body.patience().wait(session.as_mut().read_body_or_idle(false)).await.map_err(Error::into_down)?;
+    let piece = body.patience().wait(session.read_body_or_idle(false)).await.map_err(Error::into_down)?;
     let Some(piece) = piece else { return Ok(()) };
     if let Some(bytes_max) = body.is_over(session.body_bytes_read()) {
         return Err(context.refused(Refusal::BodyTooLarge { bytes_max }));

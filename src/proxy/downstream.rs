@@ -8,7 +8,6 @@ use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use log::debug;
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
-use pingora::proxy::Session;
 use pingora::{Error, ErrorType, Result};
 use tokio::time::timeout;
 
@@ -21,7 +20,7 @@ use super::refusal::Refusal;
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// How long a body may take to arrive between two reads; pingora's own default is one minute. On HTTP/2 [`read`] sees to that.
-pub fn set_timeouts(session: &mut Session, limits: &Limits) {
+pub fn set_timeouts(session: &mut ServerSession, limits: &Limits) {
     session.set_read_timeout(Some(limits.body_timeout));
     session.set_write_timeout(Some(limits.write_timeout));
     // Where it is off, the request was HTTP/1.0, had ambiguous framing, or the process is shutting down.
@@ -33,25 +32,25 @@ pub fn set_timeouts(session: &mut Session, limits: &Limits) {
 
 /// Writes a response's head. Pingora bounds the writing of bodies only. Where no body can follow the head, HTTP/2 wants the
 /// stream to end with it: a client may take an end that comes later for the end of a body that was announced and has not come.
-pub async fn write_head(session: &mut Session, head: Box<ResponseHeader>, is_all: bool) -> Result<()> {
+pub async fn write_head(session: &mut ServerSession, head: Box<ResponseHeader>, is_all: bool) -> Result<()> {
     if session.req_header().version == Version::HTTP_10 && !head.headers.contains_key(CONTENT_LENGTH) {
         // Its body ends with the connection.
         session.set_keepalive(None);
     }
     let limit = session.get_write_timeout();
     let writing = async {
-        match session.as_mut() {
+        match session {
             ServerSession::H2(stream) if is_all => stream.write_response_header(head, true),
-            _ => session.write_response_header(head, is_all).await,
+            _ => session.write_response_header(head).await,
         }
     };
     bounded(limit, writing).await
 }
 
 /// Writes what is left of a response's body, and its end.
-pub async fn write_last(session: &mut Session, last: Option<Bytes>) -> Result<()> {
+pub async fn write_last(session: &mut ServerSession, last: Option<Bytes>) -> Result<()> {
     let limit = session.get_write_timeout();
-    bounded(limit, session.write_response_body(last, true)).await
+    bounded(limit, session.write_response_body(last.unwrap_or_default(), true)).await
 }
 
 async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<()>> + Send) -> Result<()> {
@@ -66,10 +65,10 @@ async fn bounded(limit: Option<Duration>, writing: impl Future<Output = Result<(
 
 /// Waits until a client leaves, without reading anything of its body where that is possible. On HTTP/1 it has to have sent all
 /// of it.
-pub async fn left(session: &mut Session) -> Box<Error> {
-    let left = match session.as_mut().watch_h2_stream_close() {
+pub async fn left(session: &mut ServerSession) -> Box<Error> {
+    let left = match session.watch_h2_stream_close() {
         Some(closing) => closing.await.map(|_| ()),
-        None => session.as_mut().read_body_or_idle(true).await.map(|_| ()),
+        None => session.read_body_or_idle(true).await.map(|_| ()),
     };
     match left {
         Err(error) => error.into_down(),
@@ -95,7 +94,7 @@ pub fn refusal_of(error: &Error) -> Refusal {
 /// Whether the rest of a refused request's body may be read so that its connection can be used again: not a body over the
 /// limit, nor one that its client holds back until it is told to go on. Nor chunks: a proxy in front could read their
 /// extensions otherwise, and then what is the next request here would be a part of this one there.
-pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
+pub fn is_worth_draining(session: &mut ServerSession, limits: &Limits) -> bool {
     if session.is_body_done() {
         return true;
     }
@@ -108,7 +107,7 @@ pub fn is_worth_draining(session: &mut Session, limits: &Limits) -> bool {
 /// Reads what is left of the body of a request that was answered before its end, for a moment. If the connection is to be used
 /// again, this is what lies before the next request. If it is to be closed: closed at once, with bytes of the body unread, it
 /// would be reset, and the client could lose the answer that says why.
-pub async fn read_to_end(session: &mut Session) {
+pub async fn read_to_end(session: &mut ServerSession) {
     if session.is_body_done() {
         return;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pingora::http::ResponseHeader;
 use pingora::protocols::Stream;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use pingora::{Error, ErrorType, Result};
 
 use super::alarm::Alarm;
@@ -50,7 +50,7 @@ impl Exchange {
     /// If the head can't be written at all.
     pub fn begin(
         connection: Stream,
-        session: &mut Session,
+        session: &mut ServerSession,
         context: &mut Context,
         write_timeout: Duration,
     ) -> Result<Self> {
@@ -68,7 +68,12 @@ impl Exchange {
     /// # Errors
     /// Of the replica (`ErrorSource::Upstream`), if it takes nothing or the response broke off; of the client, if it has left;
     /// kvpin's own refusals.
-    pub async fn next(&mut self, session: &mut Session, context: &mut Context, alarm: &mut Alarm) -> Result<Event> {
+    pub async fn next(
+        &mut self,
+        session: &mut ServerSession,
+        context: &mut Context,
+        alarm: &mut Alarm,
+    ) -> Result<Event> {
         loop {
             // Behind the end nothing is waited for: a client that has all of its answer may ask for the next thing at once, and that
             // would look as if it had left in the middle.
@@ -139,7 +144,7 @@ enum Awaited {
 }
 
 impl Awaited {
-    fn of(session: &mut Session, upload: &Upload) -> Self {
+    fn of(session: &mut ServerSession, upload: &Upload) -> Self {
         match (session.is_body_done(), upload.has_room()) {
             (false, true) => Awaited::Piece,
             (false, false) if session.as_http2().is_none() => Awaited::Nothing,
@@ -149,12 +154,12 @@ impl Awaited {
 }
 
 /// Waits for the client. There is a piece to be had only where one is awaited.
-async fn from_client(session: &mut Session, context: &mut Context, awaited: Awaited) -> Result<Piece> {
+async fn from_client(session: &mut ServerSession, context: &mut Context, awaited: Awaited) -> Result<Piece> {
     if awaited != Awaited::Piece {
         return Err(downstream::left(session).await);
     }
     let bytes = {
-        let reading = pin!(session.as_mut().read_body_or_idle(false));
+        let reading = pin!(session.read_body_or_idle(false));
         match &mut context.body {
             Some(body) => body.patience().wait(reading).await,
             None => reading.await,
@@ -167,7 +172,7 @@ async fn from_client(session: &mut Session, context: &mut Context, awaited: Awai
 }
 
 /// What goes out in the place of a piece that has come in.
-fn outgoing(session: &Session, context: &mut Context, piece: Bytes) -> Result<Bytes> {
+fn outgoing(session: &ServerSession, context: &mut Context, piece: Bytes) -> Result<Bytes> {
     let Some(body) = &mut context.body else { return Ok(piece) };
     if let Some(bytes_max) = body.is_over(session.body_bytes_read()) {
         // The replica sees its request break off.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use log::{debug, warn};
 use pingora::Result;
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use crate::balancer::{Evidence, ReplicaSpec};
 use crate::connector::Destination;
@@ -31,7 +31,7 @@ impl Proxy {
     ///
     /// # Errors
     /// What ends the turn without a whole answer. What the client can still be told is in the context.
-    pub(super) async fn forward(&self, session: &mut Session, context: &mut Context) -> Result<()> {
+    pub(super) async fn forward(&self, session: &mut ServerSession, context: &mut Context) -> Result<()> {
         door::enter(session, context, &self.routing.metrics.hold).await?;
         loop {
             let Some((trouble, kept)) = self.try_replica(session, context).await? else { return Ok(()) };
@@ -48,7 +48,7 @@ impl Proxy {
     /// Tries the replica of the lease. Returns what was wrong with it, if nothing has come of it.
     async fn try_replica(
         &self,
-        session: &mut Session,
+        session: &mut ServerSession,
         context: &mut Context,
     ) -> Result<Option<(Trouble, Option<Kept>)>> {
         let table = self.routing.table();
@@ -133,7 +133,7 @@ impl Proxy {
     }
 
     /// The first byte of an answer is on its way to the client: nothing is tried again from here on.
-    pub(super) async fn begun(&self, session: &Session, context: &mut Context) {
+    pub(super) async fn begun(&self, session: &ServerSession, context: &mut Context) {
         learn_late(&self.routing, session, context);
         if context.first_byte().is_some() {
             context.kept = None;

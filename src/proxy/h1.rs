@@ -3,7 +3,6 @@
 //! Pingora has such a loop too, and an idle connection sits deep inside it, with room for all that a request could come to need:
 //! 40 KiB. Here a connection waits outside for the first bytes of a request, with nothing but its socket.
 
-use pingora::apps::HttpServerApp as _;
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 
@@ -24,9 +23,9 @@ pub(super) async fn serve(listener: &Listener, guard: HeadGuard, shutdown: &Shut
             () = listener.departure.closes_idle() => return,
         }
         // Nothing is kept from one request to the next: what a connection may do is said anew for each of them.
-        let session = ServerSession::new_http1(guard);
-        let Some(reusable) = listener.proxy.process_new_http(session, shutdown).await else { return };
-        let (stream, _) = reusable.consume();
+        let session = Box::new(ServerSession::new_http1(guard));
+        // Boxed: an idle connection has no room for it.
+        let Some(stream) = Box::pin(listener.proxy.serve(session, shutdown)).await else { return };
         match stream.into_any().downcast() {
             Ok(same) => guard = same,
             // It is the one that was given.

@@ -10,7 +10,6 @@ use ::h2::Reason;
 use ::h2::server::Connection as Wire;
 use bytes::Bytes;
 use log::{debug, warn};
-use pingora::apps::HttpServerApp as _;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, default_h2_options, handshake};
 use pingora::protocols::{Digest, Stream};
@@ -170,8 +169,8 @@ impl Connection<'_> {
         let (proxy, shutdown) = (Arc::clone(&self.listener.proxy), self.shutdown.clone());
         self.streams.spawn(async move {
             let abandoned = Abandoned::default();
-            let session = ServerSession::new_http2(*session);
-            abandoned.over(proxy.process_new_http(session, &shutdown)).await;
+            let session = Box::new(ServerSession::new_http2(*session));
+            abandoned.over(proxy.serve(session, &shutdown)).await;
             abandoned.is()
         });
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
 use crate::balancer::TurnKind;
@@ -42,7 +42,7 @@ pub struct Late {
 
 impl Intake<'_> {
     /// Reads as much of the body as it takes to know the model and the conversation, and what is at hand of a new one's history.
-    pub async fn read(&self, session: &mut Session, route: Route) -> Result<Taken, Refusal> {
+    pub async fn read(&self, session: &mut ServerSession, route: Route) -> Result<Taken, Refusal> {
         let Intake { routing, table, memory, caller } = *self;
         let head = Head::read(route, table, &session.req_header().headers);
         let mut search = BodySearch::new(&session.req_header().headers, head.wanted());
@@ -83,7 +83,7 @@ impl Intake<'_> {
 }
 
 /// Learns what the rest of a body has said since its replica was chosen: the history, and more ids.
-pub fn learn_late(routing: &Routing, session: &Session, context: &mut Context) {
+pub fn learn_late(routing: &Routing, session: &ServerSession, context: &mut Context) {
     let Some(Late { head, named }) = context.late.take() else { return };
     let Some(search) = context.body.as_mut().and_then(RequestBody::searched) else { return };
     let headers: &HeaderMap = &session.req_header().headers;

@@ -2,7 +2,7 @@
 
 use pingora::Result;
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 use serde_json::{Value, json};
 
 use crate::dispatch::Table;
@@ -20,7 +20,7 @@ pub struct Asked<'a> {
 }
 
 /// Answers a local endpoint.
-pub async fn serve(session: &mut Session, table: &Table, asked: Asked<'_>) -> std::result::Result<(), Refusal> {
+pub async fn serve(session: &mut ServerSession, table: &Table, asked: Asked<'_>) -> std::result::Result<(), Refusal> {
     let dialect = dialect(session);
     let (status, body) = match asked.local {
         Local::Hello => (200, json!({ "name": "kvpin", "version": env!("CARGO_PKG_VERSION") })),
@@ -33,13 +33,13 @@ pub async fn serve(session: &mut Session, table: &Table, asked: Asked<'_>) -> st
 }
 
 /// Whose client asks. Both APIs have paths of the same name.
-pub fn dialect(session: &Session) -> Dialect {
+pub fn dialect(session: &ServerSession) -> Dialect {
     let in_anthropics = session.req_header().headers.contains_key("anthropic-version");
     if in_anthropics { Dialect::Anthropic } else { Dialect::OpenAi }
 }
 
 /// Writes an answer of kvpin's own. To a `HEAD` request only its head.
-pub async fn write(session: &mut Session, answer: Answer) -> Result<()> {
+pub async fn write(session: &mut ServerSession, answer: Answer) -> Result<()> {
     let mut head = ResponseHeader::build(answer.status, Some(5))?;
     head.insert_header("content-type", "application/json")?;
     head.insert_header("content-length", answer.body.len().to_string())?;

@@ -1,14 +1,14 @@
-//! The edge: a request's story, phase by phase, in the order in which Pingora calls them.
+//! The edge: a request's story, phase by phase.
 //!
 //! ```text
-//! early_request_filter    limits of the head
-//! request_filter          endpoint, API key, body up to the model and the session, decision -> lease; refusals end here
-//! proxy_upstream_filter   the turn and its answer (forward):
-//!     attempt             connect, send, hold the answer until it shows what it is   <---.
-//!     try_again           nothing has come of it: another replica, or another connection -'
-//!     relay               the answer, byte for byte; pings while it is silent
-//! fail_to_proxy           what the client can still be told
-//! logging                 the outcome, one access line; then the context, and with it the lease, is dropped
+//! request.serve           from its head to its end
+//!     admit               endpoint, API key, body up to the model and the session, decision -> lease; refusals end here
+//!     forward             the turn and its answer:
+//!         attempt         connect, send, hold the answer until it shows what it is   <---.
+//!         try_again       nothing has come of it: another replica, or another connection -'
+//!         relay           the answer, byte for byte; pings while it is silent
+//!     fail                what the client can still be told
+//!     conclude            the outcome, one access line; then the context, and with it the lease, is dropped
 //! ```
 
 pub mod accept;
@@ -51,6 +51,7 @@ mod pings;
 mod refusal;
 mod refusal_text;
 mod relay;
+mod request;
 mod request_head;
 mod response;
 mod response_head;
@@ -66,13 +67,9 @@ mod watchdog;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use async_trait::async_trait;
 use log::debug;
-use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use pingora::upstreams::peer::HttpPeer;
-use pingora::{Error, ErrorSource, Result};
+use pingora::protocols::http::ServerSession;
 
-use crate::balancer::Outcome;
 use crate::connector::Connector;
 use crate::dispatch::Routing;
 
@@ -82,7 +79,6 @@ pub use departure::{Departure, Leaving, Teacher};
 pub use explain::{Explanation, explain};
 pub use upstream::TCP_KEEPALIVE;
 
-use ending::{log_failure, outcome_of, refusal_of};
 use endpoint::{Dialect, Endpoint};
 use intake::{Intake, Taken};
 use local::Asked;
@@ -94,7 +90,7 @@ use trouble::Trouble;
 /// How many idle connections to replicas are pooled. Agents hold a connection each, and a replica serves hundreds.
 const POOLED_MAX: usize = 1024;
 
-/// The proxy, as Pingora drives it.
+/// The proxy, for the connections of all listeners.
 pub struct Proxy {
     pub routing: Arc<Routing>,
     pub open: OpenRequests,
@@ -108,105 +104,7 @@ pub struct Proxy {
     fresh_pools: AtomicU64,
 }
 
-#[async_trait]
-impl ProxyHttp for Proxy {
-    // Boxed: Pingora hands it from one of its functions to the next, each of which has room for it.
-    type CTX = Box<Context>;
-
-    fn new_ctx(&self) -> Box<Context> {
-        Box::new(Context::new(&self.open))
-    }
-
-    async fn early_request_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<()> {
-        watchdog::disarm();
-        downstream::set_timeouts(session, &self.routing.table().config.limits);
-        let head = session.req_header();
-        context.dialect = Dialect::of_path(head.uri.path());
-        context.takes_chunks = head.version == http::Version::HTTP_11;
-        Ok(())
-    }
-
-    async fn request_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<bool> {
-        match self.admit(session, context).await {
-            Ok(Admitted::ToReplica) => Ok(false),
-            Ok(Admitted::Answered) => Ok(true),
-            Err(refusal) => {
-                self.refuse(session, context, refusal).await;
-                Ok(true)
-            }
-        }
-    }
-
-    /// `false`: kvpin has driven the exchange itself.
-    async fn proxy_upstream_filter(&self, session: &mut Session, context: &mut Box<Context>) -> Result<bool> {
-        self.forward(session, context).await?;
-        Ok(false)
-    }
-
-    async fn upstream_peer(&self, _session: &mut Session, context: &mut Box<Context>) -> Result<Box<HttpPeer>> {
-        // Never called: `proxy_upstream_filter` leaves Pingora nothing to proxy.
-        Err(context.refused(Refusal::Internal))
-    }
-
-    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, context: &mut Box<Context>) -> FailToProxy {
-        let is_clients = *error.esource() == ErrorSource::Downstream;
-        let nobody_listens =
-            is_clients && session.is_body_done() && downstream::refusal_of(error) != Refusal::BytesAfterBody;
-        let is_out_of_reach = has_answered(session) && !context.kept_waiting;
-        if nobody_listens || is_out_of_reach {
-            return FailToProxy { error_code: 0, can_reuse_downstream: false };
-        }
-        let refusal = context.refusal.take().unwrap_or_else(|| refusal_of(error, context));
-        let error_code = refusal.answer(context.dialect).status;
-        self.refuse(session, context, refusal).await;
-        FailToProxy { error_code, can_reuse_downstream: session.get_keepalive().is_some() }
-    }
-
-    fn suppress_error_log(&self, _session: &Session, _context: &Box<Context>, _error: &Error) -> bool {
-        // Pingora's line has the client's path and query in it. `logging` says what happened without them.
-        true
-    }
-
-    fn suppress_proxy_warn_log(
-        &self,
-        _session: &Session,
-        _context: &Box<Context>,
-        _error: &Error,
-        _of: ProxyWarnLogContext,
-    ) -> bool {
-        true
-    }
-
-    async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Box<Context>) {
-        let outcome = outcome_of(error, context);
-        if let Some(lease) = &mut context.lease {
-            lease.note(outcome);
-        }
-        if outcome == Outcome::Abandoned || matches!(context.refusal, Some(Refusal::BodyCutShort)) {
-            watchdog::abandoned();
-        }
-        if let Some(error) = error {
-            log_failure(error, outcome, context);
-        }
-        context.charge(session.body_bytes_read());
-        self.log_access(session, context);
-        if let Some(verdict) = authorise::verdict(context.refusal.as_ref(), context.request.is_some()) {
-            context.caller.count(verdict);
-        }
-        // Before lingering: a client that is slow to go must hold neither a slot nor memory.
-        context.lease = None;
-        context.slot = None;
-        context.body = None;
-        context.stream = None;
-        if context.refusal.as_ref().is_none_or(Refusal::leaves_body_coming) {
-            downstream::read_to_end(session).await;
-        }
-        self.departure.linger(session).await;
-        watchdog::arm();
-    }
-}
-
-/// What became of a request in `request_filter`.
+/// What is to be done with a request that was taken in.
 enum Admitted {
     /// It has a lease.
     ToReplica,
@@ -233,7 +131,11 @@ impl Proxy {
     }
 
     /// Takes a request in: finds out what it is for, and takes a slot for it.
-    async fn admit(&self, session: &mut Session, context: &mut Context) -> std::result::Result<Admitted, Refusal> {
+    async fn admit(
+        &self,
+        session: &mut ServerSession,
+        context: &mut Context,
+    ) -> std::result::Result<Admitted, Refusal> {
         let table = self.routing.table();
         arrival::check_head(session, table.config.limits.head_bytes_max)?;
         let found = arrival::find_endpoint(session, &table.config)?;
@@ -265,14 +167,14 @@ impl Proxy {
     }
 
     /// To be called before the head of an answer: one that is written while the process is about to end says so.
-    fn announce_departure(&self, session: &mut Session) {
+    fn announce_departure(&self, session: &mut ServerSession) {
         if self.departure.has_begun() {
             session.set_keepalive(None);
         }
     }
 
     /// Answers a request with an error of kvpin's own. If that fails, the client is gone, and its connection goes too.
-    async fn refuse(&self, session: &mut Session, context: &mut Context, refusal: Refusal) {
+    async fn refuse(&self, session: &mut ServerSession, context: &mut Context, refusal: Refusal) {
         self.routing.metrics.refused.with_label_values(&[refusal.as_str()]).inc();
         if refusal.keeps_connection() && downstream::is_worth_draining(session, &self.routing.table().config.limits) {
             // Pingora would close the connection for the unread body; told not to, it lets the rest be read after the answer.
@@ -295,9 +197,4 @@ impl Proxy {
             session.set_keepalive(None);
         }
     }
-}
-
-/// Whether a response has begun. A `100 Continue` is none.
-fn has_answered(session: &Session) -> bool {
-    session.response_written().is_some_and(|head| !head.status.is_informational())
 }

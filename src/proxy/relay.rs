@@ -129,7 +129,7 @@ impl Attempt<'_> {
         }
         self.pings.passed(&chunk);
         let _corked = (is_last && chunk.len() <= CORKED_MAX).then(Cork::new);
-        self.session.write_response_body(Some(chunk), false).await.map_err(Error::into_down)
+        self.session.write_response_body(chunk, false).await.map_err(Error::into_down)
     }
 
     /// The client has a stream's head and gets an answer that is none: an error of the engine's, which then is an event.

@@ -9,7 +9,7 @@ use http::header::{
 };
 use pingora::Result;
 use pingora::http::RequestHeader;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use super::context::Context;
 use super::hop_by_hop;
@@ -36,7 +36,7 @@ const OF_CALLER: [HeaderName; 5] = [
 const PROTECTED: [&str; 5] = ["content-length", "host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"];
 
 /// The head for the replica that the lease is for.
-pub fn for_replica(session: &mut Session, context: &Context) -> Result<Box<RequestHeader>> {
+pub fn for_replica(session: &mut ServerSession, context: &Context) -> Result<Box<RequestHeader>> {
     let mut head = Box::new(session.req_header().clone());
     head.set_version(http::Version::HTTP_11);
     strip_hop_by_hop(&mut head);

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use crate::balancer::Bill;
 use crate::config::AccessLogFormat;
@@ -35,7 +35,7 @@ struct AsText<'a>(&'a Field);
 struct AsJson<'a>(&'a Field);
 
 impl Line {
-    pub fn of(session: &Session, context: &Context) -> Self {
+    pub fn of(session: &ServerSession, context: &Context) -> Self {
         let lease = context.lease.as_ref();
         let decision = lease.map(|lease| lease.decision());
         let refusal = context.refusal.as_ref().map(|refusal| refusal.as_str());

@@ -8,7 +8,7 @@ mod line;
 mod target;
 mod writer;
 
-use pingora::proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use crate::config::AccessLogTo;
 
@@ -21,7 +21,7 @@ pub use writer::AccessLog;
 
 impl Proxy {
     /// Writes the line of a request that has ended. Health checks and the like, which kvpin answers itself, have none.
-    pub(super) fn log_access(&self, session: &Session, context: &Context) {
+    pub(super) fn log_access(&self, session: &ServerSession, context: &Context) {
         let is_local = context.request.is_none() && context.refusal.is_none();
         if is_local {
             return;
