@@ -137,7 +137,7 @@ impl Proxy {
 }
 
 impl Installed {
-    /// The first line of what it says of its version.
+    /// The first line of what it says of its version. Where it is installed is nobody's business.
     pub fn version(&self) -> String {
         let Some(program) = &self.program else { return String::new() };
         let flag = match self.proxy {
@@ -146,13 +146,14 @@ impl Installed {
             // Named by where they are installed.
             Proxy::VllmRouter | Proxy::VllmRouterCacheAware => return routers::VLLM_ROUTER.to_owned(),
             Proxy::Smg | Proxy::SmgCacheAware => return routers::SMG.to_owned(),
-            Proxy::Bare => return "the Pingora that kvpin is built on".to_owned(),
+            Proxy::Bare => return "pingora-proxy with nothing in it".to_owned(),
             Proxy::Direct => return String::new(),
         };
         let said = Command::new(program).arg(flag).output();
         let said = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
-        said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown").trim().to_owned()
+        let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown");
+        line.replace(&*program.to_string_lossy(), self.proxy.name()).trim().to_owned()
     }
 }
 
