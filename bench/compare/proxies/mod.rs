@@ -153,7 +153,7 @@ impl Installed {
         let said = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
         let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown");
-        line.replace(&*program.to_string_lossy(), self.proxy.name()).trim().to_owned()
+        line.replace(&*program.to_string_lossy(), &self.proxy.name()).trim().to_owned()
     }
 }
 
