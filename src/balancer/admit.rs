@@ -212,25 +212,36 @@ impl Balancer {
         Some(found)
     }
 
-    /// The least loaded replica that has room, unless one with less load has it in a moment. For who is overdue, any.
-    fn any_room_for(&self, waiting: &Waiting, pass: &Pass, is_overdue: bool) -> Option<ReplicaId> {
-        let field = Field { coming: &pass.coming, ..self.field_of_all(pass.look.now) };
+    /// The least loaded replica that has room, unless one with less load has it in a moment: that is waited for once. For who
+    /// is overdue, any.
+    fn any_room_for(&mut self, waiting: &Waiting, pass: &Pass, is_overdue: bool) -> Option<ReplicaId> {
+        let now = pass.look.now;
+        if !is_overdue && pass.look.is_misfit(waiting.need) {
+            return None;
+        }
+        let field = Field { coming: &pass.coming, ..self.field_of_all(now) };
         let least_loaded = |suits: &dyn Fn(ReplicaId) -> bool| {
             let suits = |id: ReplicaId| !pass.shut[id.index()] && suits(id);
             field.least_loaded_of(Weigh::Residents, &self.rotation, suits)
         };
         let takes = |id| self.going_for(id, waiting, &pass.look).is_some();
-        if is_overdue {
-            return least_loaded(&takes).or_else(|| least_loaded(&|_| true));
+        let takes_soon = |id| takes(id) || self.going_for(id, waiting, &pass.soon).is_some();
+        let waits_on = waiting.choosy_since.is_none_or(|since| now.saturating_sub(since) < SOON);
+        let found = if waits_on && !is_overdue { least_loaded(&takes_soon) } else { least_loaded(&takes) };
+        match found {
+            Some(id) if takes(id) => Some(id),
+            Some(_) => {
+                if least_loaded(&takes).is_some() {
+                    self.door.line.is_choosy(waiting.place, now);
+                }
+                None
+            }
+            None if is_overdue => least_loaded(&|_| true),
+            None => {
+                pass.look.note_misfit(waiting.need, self.door.rooms.shared());
+                None
+            }
         }
-        if pass.look.is_misfit(waiting.need) {
-            return None;
-        }
-        let found = least_loaded(&|id| takes(id) || self.going_for(id, waiting, &pass.soon).is_some());
-        if found.is_none() {
-            pass.look.note_misfit(waiting.need, self.door.rooms.shared());
-        }
-        found.filter(|id| takes(*id))
     }
 
     /// Whether nothing is left of a conversation in the cache that it waits for, so that it may as well go elsewhere.

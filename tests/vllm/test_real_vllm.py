@@ -373,17 +373,8 @@ def one_turn_goes_on(fleet):
 
 def wait_until_all_is_free(fleet):
     left = time.monotonic()
-    wait_until("no engine is at work", PATIENCE_S, lambda: engines_at_work(fleet) == 0)
-    wait_until("kvpin has no turn in flight", PATIENCE_S, lambda: kvpin_in_flight(fleet) == 0)
+    wait_until("all is idle", PATIENCE_S, fleet.is_idle)
     print(f"free {(time.monotonic() - left) * 1000:.0f} ms after the client left")
-
-
-def engines_at_work(fleet):
-    return sum(server.at_work() for server in fleet.servers)
-
-
-def kvpin_in_flight(fleet):
-    return fleet.kvpin.in_flight(MODEL)
 
 
 # --- Clients that choose ------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ pub struct Waiting {
     /// What it needs of the cache, in tokens.
     pub need: u64,
     pub since: Duration,
+    /// When it first found room and waited on, for a replica with less load.
+    pub choosy_since: Option<Duration>,
     turns: u32,
     left: Option<Duration>,
 }
@@ -106,7 +108,8 @@ impl Line {
         let place = Place(self.next);
         self.next += 1;
         self.places.insert(conversation, place);
-        self.waiting.push_back(Waiting { place, conversation, home, need, since: now, turns: 1, left: None });
+        let waiting = Waiting { place, conversation, home, need, since: now, choosy_since: None, turns: 1, left: None };
+        self.waiting.push_back(waiting);
         place
     }
 
@@ -125,6 +128,13 @@ impl Line {
             }
         }
         true
+    }
+
+    /// Somebody has found room and waits on for a better one.
+    pub fn is_choosy(&mut self, place: Place, now: Duration) {
+        if let Some(index) = self.index_of(place) {
+            self.waiting[index].choosy_since.get_or_insert(now);
+        }
     }
 
     /// Takes out who has got in.

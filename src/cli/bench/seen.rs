@@ -69,8 +69,8 @@ impl Seen {
         by_turn.into_iter().map(median).collect()
     }
 
-    /// The figures of what happened within `window` of a measurement that ended with it. `names_engines`: whether what the responses call a replica is one
-    /// engine, and not a server whose own balancer chooses among several.
+    /// The figures of what happened within `window` of a measurement that ended with it. `names_engines`: whether what the
+    /// responses call a replica is one engine, and not a server whose own balancer chooses among several.
     pub fn figures(self, window: Range<Duration>, names_engines: bool, replicas_busy: Option<f64>) -> Figures {
         let end = window.end;
         let mut tally = Tally::of_a_run(window.start, end);
