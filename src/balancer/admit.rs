@@ -225,7 +225,8 @@ impl Balancer {
             field.least_loaded_of(Weigh::Residents, &self.rotation, suits)
         };
         let takes = |id| self.going_for(id, waiting, &pass.look).is_some();
-        let takes_soon = |id| takes(id) || self.going_for(id, waiting, &pass.soon).is_some();
+        // Who finds room now finds it in a moment too.
+        let takes_soon = |id| self.going_for(id, waiting, &pass.soon).is_some();
         let waits_on = waiting.choosy_since.is_none_or(|since| now.saturating_sub(since) < SOON);
         let found = if waits_on && !is_overdue { least_loaded(&takes_soon) } else { least_loaded(&takes) };
         match found {
